@@ -7,19 +7,71 @@
 The usual form gathers a row for each edge, multiplies, and scatters: it writes and reads E x F numbers three times.
 Here one embedding bag reads each source row as it adds, so only x and the result move. The backward pass is the same
 bag on the transposed graph, and a dot product for each edge where weights want gradients.
+
+Derivatives of any order are right. A backward pass made of sums over edges and of products of their ends calls the
+functions below, which are differentiable themselves. That of any other kernel, a subclass of `Kernel`, differentiates
+its plain form where a gradient of the gradient is wanted. torch's transforms (vmap, forward mode, ...) always get
+plain forms: they do not see into kernels.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 from gnnswap.neighbours import Neighbours
 
 CHUNK_NUMBERS = 1 << 18  # of a product per edge that a thread has in memory at once: 1 MiB of float32, within the cache
+
+
+def transformed(*tensors: Tensor | None) -> bool:
+    """Is a transform of torch.func or forward mode under way, or is one of these a batch (`is_grads_batched`)?"""
+    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return any(one is not None and _functorch.is_legacy_batchedtensor(one) for one in tensors)
+
+
+def recorded(*tensors: Tensor | None) -> bool:
+    """Does autograd record what is computed from these?"""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+
+
+class Kernel(torch.autograd.Function):
+    """An autograd function with a plain form in torch's own operators, which is differentiated where that is asked for.
+
+    A subclass has `forward(ctx, *inputs)`, `back(ctx, *grads)`, its fast backward pass, and `plain(*inputs)`. Tensors,
+    None where one is not given, are the first of its inputs; `forward` saves them as they are before anything else, and
+    sets `ctx.settings` to the other inputs. It is called by `run`.
+    """
+
+    @classmethod
+    def run(cls, *inputs: Any) -> Any:
+        tensors = (one for one in inputs if isinstance(one, Tensor))
+        return cls.plain(*inputs) if transformed(*tensors) else cls.apply(*inputs)
+
+    @classmethod
+    def backward(cls, ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() or transformed(*grads):
+            return cls.plain_back(ctx, *grads)
+        return cls.back(ctx, *grads)
+
+    @classmethod
+    def plain_back(cls, ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of `plain`; they can be differentiated again where autograd records."""
+        again, wanted = torch.is_grad_enabled(), ctx.needs_input_grad
+        with torch.enable_grad():
+            tensors = ctx.saved_tensors[: len(wanted) - len(ctx.settings)]
+            # views: where one input was made from another, the gradient must not flow on from one to the other
+            tensors = [None if one is None else one.view_as(one) for one in tensors]
+            outs = cls.plain(*tensors, *ctx.settings)
+        differentiated = [one for one, needed in zip(tensors, wanted, strict=False) if needed]
+        found = iter(torch.autograd.grad(outs, differentiated, grads, create_graph=again, allow_unused=True))
+        return tuple(next(found) if needed else None for needed in wanted)
 
 
 def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
@@ -47,14 +99,23 @@ def mean(x: Tensor, neighbours: Neighbours) -> Tensor:
 
 def weighted_sum_sorted(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
     """`weighted_sum` with weights that are in the order of `neighbours.col` already, and no checks."""
-    wanted = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
-    if wanted:
-        return _WeightedSum.apply(x, weight, neighbours)
-    return bag(x, neighbours, weight)
+    if transformed(x, weight):
+        return _plain_sum(x, neighbours, weight)
+    return _WeightedSum.apply(x, weight, neighbours) if recorded(x, weight) else bag(x, neighbours, weight)
+
+
+def _plain_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
+    rows = x.index_select(0, neighbours.col)
+    return _scattered(rows if weight is None else rows * weight.unsqueeze(1), neighbours)
+
+
+def _scattered(values: Tensor, neighbours: Neighbours) -> Tensor:
+    """The sum of the values (E, ...), in the order of `neighbours.col`, of each target, (N, ...)."""
+    return values.new_zeros(neighbours.num_nodes, *values.shape[1:]).index_add(0, neighbours.row, values)
 
 
 def bag(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
-    """One fused call, weights in the order of `neighbours.col`."""
+    """One fused call without autograd, weights in the order of `neighbours.col`."""
     if x.shape[1] == 0 or x.shape[0] == 0:
         return x.new_zeros(neighbours.num_nodes, x.shape[1])
     # torch.embedding_bag is F.embedding_bag below its checks, which cost as much as a small graph: mode 0 is the sum
@@ -67,8 +128,12 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     """a[target] . b[source] for each edge, (E,) in the order of `neighbours.col`; a (N, F), b (num_sources, F).
 
     The E x F products are never in memory: torch's sampled product sums each edge's as it makes them; on other devices
-    and in precisions that it lacks they are made in pieces that fit into the cache.
+    and in precisions that it lacks they are made in pieces that fit into the cache. Only where autograd records the
+    call are they made as a whole.
     """
+    if recorded(a, b) or transformed(a, b):
+        return (a.index_select(0, neighbours.row) * b.index_select(0, neighbours.col)).sum(1)
+    a = a.contiguous()
     precise = a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64)
     if precise and has_csr(neighbours):
         edges = csr(neighbours, a.new_zeros(neighbours.num_edges), neighbours.col.dtype)
@@ -83,11 +148,13 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
 
 
 def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = None) -> Tensor:
-    """Sums over the edges of each target of `values` (E,) or (E, H), (N,) or (N, H), without autograd.
+    """Sums over the edges of each target of `values` (E,) or (E, H), (N,) or (N, H).
 
     The values stand in the order of `neighbours.col`; or anywhere, and `order` (E,) says where. Rows of more dimensions
     are summed as they are.
     """
+    if recorded(values) or transformed(values):
+        return _scattered(values if order is None else values.index_select(0, order), neighbours)
     if values.shape[0] == 0 or values.numel() == 0:
         return values.new_zeros(neighbours.num_nodes, *values.shape[1:])
     precise = values.dtype in (torch.float32, torch.float64)  # in others segment_reduce adds in the type of the values
@@ -115,15 +182,14 @@ class _WeightedSum(torch.autograd.Function):
         return bag(x, neighbours, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         neighbours: Neighbours = ctx.neighbours
-        grad = grad.contiguous()
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             back = neighbours.transposed
-            grad_x = bag(grad, back, None if weight is None else weight.index_select(0, back.order))
+            weight = None if weight is None else weight.index_select(0, back.order)
+            grad_x = weighted_sum_sorted(grad, back, weight)
         if ctx.needs_input_grad[1]:
             grad_weight = edge_products(grad, x, neighbours)
         return grad_x, grad_weight, None

@@ -7,7 +7,7 @@
 
 Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. Tensors come from a layer that was
 tried on other graphs, so their shapes are not looked at again. No forward pass writes E x H x C numbers: what is needed
-of them goes through the cache in pieces.
+of them goes through the cache in pieces. Only derivatives of derivatives do.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from gnnswap import aggregation
-from gnnswap.aggregation import bag, edge_products, segment_max, segment_sum
+from gnnswap.aggregation import (
+    Kernel,
+    edge_products,
+    recorded,
+    segment_max,
+    segment_sum,
+    transformed,
+    weighted_sum_sorted,
+)
 from gnnswap.neighbours import Neighbours, index_type
+from gnnswap.sums import all_finite
 
 # exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
 SAFE_SCORE = 60.0
@@ -48,10 +56,14 @@ def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tens
     heads, width = weight.shape[1], values.shape[2]
     if heads > 1 and width <= NARROW:  # one bag over all heads, for a call costs as much as the sum of a narrow head
         many = neighbours.heads(heads, shared=values.shape[1] == 1)
-        summed = bag(values.reshape(-1, width), many, weight.reshape(-1).index_select(0, many.order))
+        weight = weight.reshape(-1).index_select(0, many.order)
+        summed = weighted_sum_sorted(values.reshape(-1, width), many, weight)
         return summed.view(-1, heads, width)
     rows = [value.contiguous() for value in values.unbind(1)]
-    sums = [bag(rows[h if len(rows) > 1 else 0], neighbours, one) for h, one in enumerate(weight.t().contiguous())]
+    sums = [
+        weighted_sum_sorted(rows[h if len(rows) > 1 else 0], neighbours, one)
+        for h, one in enumerate(weight.t().contiguous())
+    ]
     return torch.stack(sums, dim=1)
 
 
@@ -61,6 +73,9 @@ def pair_scores(source: Tensor, target: Tensor, neighbours: Neighbours, slope: f
     `source` (num_sources, H) or (num_sources,), `target` (num_nodes, H) or (num_nodes,); `slope` is that of LeakyReLU
     below 0; 1 adds only.
     """
+    if transformed(source, target):
+        scores = source.index_select(0, neighbours.col) + target.index_select(0, neighbours.row)
+        return F.leaky_relu(scores, slope)
     return _PairScores.apply(source, target, neighbours, slope)
 
 
@@ -74,7 +89,7 @@ def additive_scores(
     `neighbours.col`, or None. All may want gradients; the backward pass computes each piece again, and holds the
     gradient of the sums, E x H x C, once.
     """
-    return _AdditiveScores.apply(source, target, vector, edge, neighbours, slope)
+    return _AdditiveScores.run(source, target, vector, edge, neighbours, slope)
 
 
 def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
@@ -87,7 +102,17 @@ def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
         SwapError: another number of edges, another device.
     """
     neighbours.require("scores", scores, (neighbours.num_edges, *scores.shape[1:]))
-    return _Softmax.apply(scores, neighbours)
+    return _softmax(scores, neighbours)
+
+
+def _softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
+    if not transformed(scores):
+        return _Softmax.apply(scores, neighbours)
+    index = neighbours.row.long().view(-1, *[1] * (scores.dim() - 1)).expand_as(scores)
+    largest = scores.new_zeros(neighbours.num_nodes, *scores.shape[1:]).detach()
+    largest = largest.scatter_reduce(0, index, scores.detach(), "amax", include_self=False)
+    weights = (scores - largest.index_select(0, neighbours.row)).exp()
+    return weights / segment_sum(weights, neighbours).index_select(0, neighbours.row)
 
 
 def head_products(query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
@@ -95,7 +120,9 @@ def head_products(query: Tensor, key: Tensor, neighbours: Neighbours) -> Tensor:
 
     `query` (num_nodes, H, C), `key` (num_sources, H, C), or (num_sources, 1, C) where the heads share them.
     """
-    return _HeadProducts.apply(query, key, neighbours)
+    if recorded(query, key) and not transformed(query, key):
+        return _HeadProducts.apply(query, key, neighbours)
+    return products(query, key, neighbours)
 
 
 def head_sum(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
@@ -104,7 +131,9 @@ def head_sum(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
     `values` (num_sources, H, C), or (num_sources, 1, C) where the heads share them; `weight` (E, H) in the order of
     `neighbours.col`. Both may want gradients.
     """
-    return _HeadSum.apply(values, weight, neighbours)
+    if recorded(values, weight) and not transformed(values, weight):
+        return _HeadSum.apply(values, weight, neighbours)
+    return sums_by_head(values, neighbours, weight)
 
 
 def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor | None = None) -> Tensor:
@@ -113,8 +142,8 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
     `scores` (E, H) in the order of `neighbours.col`; `values` (num_sources, H, C), or (num_sources, 1, C) where the
     heads share them; `keep` (E, H): what the softmax is multiplied with, as dropout does. 0 for targets without edges.
     """
-    weight = _Softmax.apply(scores, neighbours)
-    return _HeadSum.apply(values, weight if keep is None else weight * keep, neighbours)
+    weight = _softmax(scores, neighbours)
+    return head_sum(values, neighbours, weight if keep is None else weight * keep)
 
 
 class _PairScores(torch.autograd.Function):
@@ -128,7 +157,6 @@ class _PairScores(torch.autograd.Function):
         return F.leaky_relu(scores, slope)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if ctx.slope != 1:
             grad = torch.ops.aten.leaky_relu_backward(grad, *ctx.saved_tensors, ctx.slope, False)
@@ -136,28 +164,36 @@ class _PairScores(torch.autograd.Function):
         return segment_sum(grad, back, back.order), segment_sum(grad, ctx.neighbours), None, None
 
 
-class _AdditiveScores(torch.autograd.Function):
+class _AdditiveScores(Kernel):
+    @staticmethod
+    def plain(source, target, vector, edge, neighbours: Neighbours, slope: float) -> Tensor:
+        both = source.index_select(0, neighbours.col) + target.index_select(0, neighbours.row)
+        return (F.leaky_relu(both if edge is None else both + edge, slope) * vector).sum(-1)
+
     @staticmethod
     def forward(ctx, source, target, vector, edge, neighbours: Neighbours, slope: float) -> Tensor:
-        ctx.neighbours, ctx.slope = neighbours, slope
+        ctx.settings = neighbours, slope
         ctx.save_for_backward(source, target, vector, edge)
         block = _block(vector)
         out = source.new_empty(vector.shape[0], neighbours.num_edges)
         for piece, both in _pair_sums(source, target, edge, neighbours):
             torch.mm(block, F.leaky_relu_(both, slope).t(), out=out[:, piece])
+        if vector.shape[0] > 1 and not all_finite(out):  # 0 * NaN of one head is in the sums of all
+            return _AdditiveScores.plain(source, target, vector, edge, neighbours, slope)
         return out.t().contiguous()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (source, target, vector, edge), neighbours = ctx.saved_tensors, ctx.neighbours
+    def back(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (source, target, vector, edge), (neighbours, slope) = ctx.saved_tensors, ctx.settings
+        if vector.shape[0] > 1 and not all_finite(grad):
+            return _AdditiveScores.plain_back(ctx, grad)
         block, back = _block(vector), neighbours.transposed
         to_block, sent = torch.zeros_like(block), grad.new_empty(neighbours.num_edges, vector.numel())
         for piece, both in _pair_sums(source, target, edge, neighbours):
             torch.mm(grad[piece], block, out=sent[piece])
-            torch.ops.aten.leaky_relu_backward(sent[piece], both, ctx.slope, False, grad_input=sent[piece])
+            torch.ops.aten.leaky_relu_backward(sent[piece], both, slope, False, grad_input=sent[piece])
             if ctx.needs_input_grad[2]:
-                to_block.addmm_(grad[piece].t(), F.leaky_relu_(both, ctx.slope))
+                to_block.addmm_(grad[piece].t(), F.leaky_relu_(both, slope))
         to_vector = to_block.view(-1, *vector.shape).diagonal(dim1=0, dim2=1).t()
         return (
             segment_sum(sent, back, back.order).view_as(source) if ctx.needs_input_grad[0] else None,
@@ -183,7 +219,6 @@ class _Softmax(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         (weights,), neighbours = ctx.saved_tensors, ctx.neighbours
         grad = grad * weights
@@ -199,10 +234,9 @@ class _HeadProducts(torch.autograd.Function):
         return products(query, key, neighbours)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (query, key), neighbours = ctx.saved_tensors, ctx.neighbours
-        grad_query = sums_by_head(key, neighbours, grad) if ctx.needs_input_grad[0] else None
+        grad_query = head_sum(key, neighbours, grad) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return grad_query, None, None
         return grad_query, _sent_back(query, grad, key, neighbours), None
@@ -216,18 +250,17 @@ class _HeadSum(torch.autograd.Function):
         return sums_by_head(values, neighbours, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         values, weight = ctx.saved_tensors
         grad_values = _sent_back(grad, weight, values, ctx.neighbours) if ctx.needs_input_grad[0] else None
-        grad_weight = products(grad, values, ctx.neighbours) if ctx.needs_input_grad[1] else None
+        grad_weight = head_products(grad, values, ctx.neighbours) if ctx.needs_input_grad[1] else None
         return grad_values, grad_weight, None
 
 
 def _sent_back(grad: Tensor, weight: Tensor, values: Tensor, neighbours: Neighbours) -> Tensor:
     """The gradient of the values from that of their sums."""
     back = neighbours.transposed
-    sent = sums_by_head(grad, back, weight.index_select(0, back.order))
+    sent = head_sum(grad, back, weight.index_select(0, back.order))
     return sent if values.shape[1] == sent.shape[1] else sent.sum(1, keepdim=True)
 
 

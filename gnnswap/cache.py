@@ -1,61 +1,110 @@
-"""What was computed from tensors or a module, cached while nothing of it has changed."""
+"""What was computed from tensors, kept while they live unchanged and up to so many bytes.
+
+cache = TensorCache(max_bytes=1 << 26)
+cache.get((weight,), "sorted", lambda: weight[order])    # computed once, and again when `weight` changes
+"""
 
 from __future__ import annotations
 
+import ctypes
+import types
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+MIB = 1 << 20
+SAMPLED = 64  # numbers of a tensor that are compared at each use
+OBJECT_BYTES = 512  # what an object costs beside its numbers, so that a million tiny graphs are bounded, too
+ENTRY_BYTES = 2048  # what an entry costs beside its value
+
+_RANDOM = np.random.default_rng()  # of our own: the user's generators stay as they are
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
 
 class TensorCache:
-    """Values computed from the tensors seen last; a tensor is known by its identity, its version and its memory.
+    """Values computed from tensors, each known again by its identity, version, memory, shape and a sample of contents.
 
-    A change behind torch's back (`tensor.data.copy_`, a numpy view) does not bump the version and is not noticed. An
-    entry goes when one of its tensors does. Nothing is cached of a tensor made in inference mode, which has no version.
+    The sample notices writes that do not raise a tensor's version (`dist.broadcast`, `tensor.data.copy_`, a numpy view,
+    fused optimizers): of 64 positions drawn at random for each entry the bits are compared at each use. A write that
+    changes a share f of the numbers is missed with probability (1 - f) ** 64: 1 in 10**19 for half of them, 0.1 % for
+    a tenth, 53 % for a hundredth. Tensors of up to 64 numbers are compared whole. The positions stay, so a write that
+    was missed once is missed again. Only the memory of CPUs is sampled: for others the CPU would have to wait.
+
+    An entry goes when one of its tensors dies. Those used longest ago go where all entries together hold more than
+    `max_bytes`; the one used last stays, however large. Entries may grow after they are made: they are measured again.
+
+    Not kept is what was computed from a tensor of inference mode, which has no version, and a value that holds memory
+    of its own tensors, or a gradient's history, which would keep these alive.
+
+    Threads may share a cache: two may compute the same value, each gets a right one.
     """
 
-    def __init__(self, size: int = 16) -> None:
-        self.size = size
-        self._entries: OrderedDict[tuple, tuple[list[weakref.ref], list[tuple], Any]] = OrderedDict()
+    def __init__(self, max_bytes: int = 64 * MIB, apart: tuple[type, ...] = ()) -> None:
+        """Objects of the types `apart` belong to others: what they hold is not counted."""
+        self.max_bytes, self.apart = max_bytes, apart
+        self._entries = BoundedDict(max_bytes, lambda entry: ENTRY_BYTES + held_bytes(entry.value, apart))
 
     def get(self, tensors: Sequence[Tensor], key: Hashable, compute: Callable[[], Any]) -> Any:
         """What `compute()` gave for these tensors and `key`; computed where it is not known."""
-        whole, entries = (key, *[id(tensor) for tensor in tensors]), self._entries
-        entry = entries.get(whole)
-        if entry is not None and _same(entry[0], entry[1], tensors):
-            entries.move_to_end(whole)
-            return entry[2]
-        fixed = not any(tensor.is_inference() for tensor in tensors)
-        states = [state_of(tensor) for tensor in tensors] if fixed else []
-        with torch.inference_mode(False):  # what is cached must serve training, too
+        whole = (key, *[id(tensor) for tensor in tensors])
+        entry = self._entries.get(whole)
+        if entry is not None and entry.is_of(tensors):
+            return entry.value
+        known = all(map(_is_known_again, tensors))
+        died = partial(_discard, weakref.ref(self._entries), whole)
+        seen = [Snapshot(tensor, died) for tensor in tensors] if known else []  # before computing: it may be written to
+        with torch.inference_mode(False):  # what is kept must serve training, too
             value = compute()
-        if not fixed:
-            return value
-        references = [weakref.ref(tensor, lambda _: entries.pop(whole, None)) for tensor in tensors]
-        entries[whole] = references, states, value
-        while len(entries) > self.size:
-            entries.popitem(last=False)
+        if known and not _holds_memory_of(tensors, value, self.apart):
+            self._entries.put(whole, _Entry(seen, value))
         return value
+
+    def clear(self) -> None:
+        self._entries.clear()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __deepcopy__(self, memo: dict) -> TensorCache:
-        return TensorCache(self.size)
+        return TensorCache(self.max_bytes, self.apart)
 
     def __reduce__(self) -> tuple:
-        return TensorCache, (self.size,)
+        return TensorCache, (self.max_bytes, self.apart)
 
 
-def _same(references: list[weakref.ref], states: list[tuple], tensors: Sequence[Tensor]) -> bool:
-    for reference, state, tensor in zip(references, states, tensors, strict=True):
-        if reference() is not tensor or state != state_of(tensor):
+class _Entry:
+    def __init__(self, snapshots: list[Snapshot], value: Any) -> None:
+        self.snapshots, self.value = snapshots, value
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        for seen, tensor in zip(self.snapshots, tensors, strict=True):  # noqa: SIM110  half the time of all(...)
+            if not seen.is_of(tensor):
+                return False
+        return True
+
+
+class Snapshot:
+    """A tensor as it was: `is_of(tensor)` says whether this is the same one, with the same contents, as far as its
+    version and a sample tell. `died()` is called when it is gone."""
+
+    def __init__(self, tensor: Tensor, died: Callable[[], None] | None = None) -> None:
+        self._reference = weakref.ref(tensor, None if died is None else lambda _: died())
+        self._state = state_of(tensor)
+        self._numbers, self._places = _sampled(tensor)
+        self._bits = b"" if self._places is None else self._numbers[self._places].tobytes()
+
+    def is_of(self, tensor: Tensor) -> bool:
+        if self._reference() is not tensor or self._state != state_of(tensor):
             return False
-    return True
+        return self._places is None or self._numbers[self._places].tobytes() == self._bits
 
 
 def state_of(tensor: Tensor) -> tuple:
@@ -63,38 +112,194 @@ def state_of(tensor: Tensor) -> tuple:
     return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-class Watch:
-    """Has a module changed since this was made?
+def _is_known_again(tensor: Tensor) -> bool:
+    """Has it a version and memory of its own to be known by?"""
+    if tensor.is_inference() or tensor.layout is not torch.strided:
+        return False
+    return tensor.numel() == 0 or tensor.data_ptr() != 0  # 0: a subclass that wraps other tensors
 
-    Seen for every parameter, buffer and submodule, at any depth: replaced, added or removed; given another storage, as
-    `.to()` and `.data = ...` do; written to in place (`optimizer.step()`, `load_state_dict`, `copy_`); another mode.
-    Not seen: writes that autograd does not count (`parameter.data.copy_()`, `.numpy()[...] =`), plain attributes of
-    modules (a slope, a dropout rate), hooks.
+
+def _sampled(tensor: Tensor) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """(the numbers of a tensor as unsigned integers, where in them SAMPLED of its elements stand).
+
+    The numbers are read where they lie: a view of them, as `tensor.numpy()` is, would keep their memory, and forbid
+    its owner to resize it. They may only be read while `state_of` the tensor is what it was.
+    """
+    kind, count = _UNSIGNED.get(tensor.element_size()), tensor.numel()
+    if tensor.device.type != "cpu" or count == 0 or kind is None:
+        return None, None
+    places = np.arange(count) if count <= SAMPLED else (_RANDOM.random(SAMPLED) * count).astype(np.int64)
+    span = count
+    if not tensor.is_contiguous():
+        shape, steps = tuple(tensor.shape), tensor.stride()
+        along = np.unravel_index(places, shape)
+        places = sum(number * step for number, step in zip(along, steps, strict=True))
+        span = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+    memory = (ctypes.c_char * (span * tensor.element_size())).from_address(tensor.data_ptr())
+    return np.frombuffer(memory, kind), places
+
+
+def _discard(entries: weakref.ref[BoundedDict], key: Hashable) -> None:
+    there = entries()
+    if there is not None:
+        there.discard(key)
+
+
+class BoundedDict:
+    """Values by key, those used longest ago given up where all together hold more than `max_bytes`.
+
+    The value used last stays, whatever it holds. Values are measured by `size(value)` when they are put in, and again,
+    if they were used meanwhile, at each further `put` and at the 1st, 2nd, 4th, 8th, ... `get` after it, as they may
+    grow. `dropped(value)` is called for each that goes for want of room. Threads may share it.
     """
 
-    def __init__(self, module: nn.Module):
-        self._modules = list(module.modules())
-        self._tables = [t for m in self._modules for t in (m._parameters, m._buffers, m._modules)]
-        self._slots = [(table, name, value) for table in self._tables for name, value in table.items()]
-        self._tensors = [value for _, _, value in self._slots if isinstance(value, Tensor)]
-        # tensors of inference mode have no version, sparse ones no address
-        self.reliable = not any(t.is_inference() or t.layout != torch.strided for t in self._tensors)
-        if self.reliable:
-            self._storages = [t.detach() for t in self._tensors]  # alive, so that no other storage gets its address
-            self._before = self._state()
+    def __init__(
+        self, max_bytes: int, size: Callable[[Any], int], dropped: Callable[[Any], None] = lambda value: None
+    ) -> None:
+        self.max_bytes, self._size, self._dropped = max_bytes, size, dropped
+        self._lock = Lock()
+        self._slots: OrderedDict[Hashable, list] = OrderedDict()  # key: [value, its bytes, used since it was measured]
+        self._bytes = self._gets = 0
+        self._late: deque[Hashable] = deque()  # keys of what died while the lock was held
 
-    def unchanged(self) -> bool:
-        """False as soon as a change is seen; always False where none could be (tensors of inference mode, sparse)."""
-        return (
-            self.reliable
-            and sum(map(len, self._tables)) == len(self._slots)
-            and all(table.get(name) is value for table, name, value in self._slots)
-            and self._state() == self._before
-        )
+    def get(self, key: Hashable) -> Any:
+        """The value of `key`, None where there is none."""
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is None:
+                return None
+            self._slots.move_to_end(key)
+            slot[2] = True
+            self._gets += 1
+            gone = [] if self._gets & (self._gets - 1) else self._make_room()
+        for value in gone:  # freed outside of the lock, as that may run any code
+            self._dropped(value)
+        return slot[0]
 
-    def _state(self) -> tuple:
-        return (
-            [tensor._version for tensor in self._tensors],
-            [tensor.data_ptr() for tensor in self._tensors],
-            [module.training for module in self._modules],
-        )
+    def put(self, key: Hashable, value: Any) -> None:
+        size = self._size(value)
+        with self._lock:
+            before = self._remove_late() + self._remove(key)
+            self._slots[key] = [value, size, False]
+            self._bytes += size
+            self._gets = 0
+            gone = self._make_room()
+        for value in before + gone:
+            self._dropped(value)
+
+    def discard(self, key: Hashable) -> None:
+        """Remove this key if it is there. Never waits: it is called when a tensor dies, which may be at any moment, in
+        a thread that holds this lock or another."""
+        self._late.append(key)
+        if self._lock.acquire(blocking=False):
+            try:
+                gone = self._remove_late()  # noqa: F841  freed after the lock is
+            finally:
+                self._lock.release()
+
+    def clear(self) -> None:
+        with self._lock:
+            slots, self._slots, self._bytes = self._slots, OrderedDict(), 0
+            self._late.clear()
+        for value, *_ in slots.values():
+            self._dropped(value)
+
+    def values(self) -> list:
+        return [slot[0] for slot in list(self._slots.values())]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def _make_room(self) -> list:
+        gone, newest = self._remove_late(), next(reversed(self._slots.values()), None)
+        for slot in reversed(self._slots.values()):
+            if slot[2]:
+                size = self._size(slot[0])
+                self._bytes += size - slot[1]
+                slot[1:] = size, False
+            elif slot is not newest:  # those used since they were measured stand at the end
+                break
+        while self._bytes > self.max_bytes and len(self._slots) > 1:
+            gone += self._remove(next(iter(self._slots)))
+        return gone
+
+    def _remove_late(self) -> list:
+        gone = []
+        while self._late:
+            gone += self._remove(self._late.popleft())
+        return gone
+
+    def _remove(self, key: Hashable) -> list:
+        value, size, _ = self._slots.pop(key, (None, None, None))
+        if size is None:
+            return []
+        self._bytes -= size
+        return [value]
+
+
+def held_bytes(value: Any, apart: tuple[type, ...] = ()) -> int:
+    """Bytes of what `value` holds: the storages of the tensors in it, each once, and something for each object.
+
+    Looked into are containers, attributes and what functions close over; not modules, and no object of types `apart`.
+    """
+    storages, objects = {}, 0
+    for one in _reachable(value, apart):
+        objects += 1
+        if isinstance(one, Tensor) and one.layout is torch.strided:
+            storage = one.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(one, np.ndarray) and one.flags.owndata:
+            storages[one.ctypes.data] = one.nbytes
+    return sum(storages.values()) + OBJECT_BYTES * objects
+
+
+def _holds_memory_of(tensors: Sequence[Tensor], value: Any, apart: tuple[type, ...]) -> bool:
+    """Would `value` keep one of the tensors alive: as itself, as a view of it, or in the history of a gradient?"""
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}
+    for one in _reachable(value, apart):
+        if isinstance(one, Tensor) and one.layout is torch.strided:
+            if one.grad_fn is not None or one.untyped_storage().data_ptr() in theirs:
+                return True
+            if any(one is tensor or one._base is tensor for tensor in tensors):  # empty ones have no memory
+                return True
+    return False
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, types.ModuleType)
+
+
+def _reachable(value: Any, apart: tuple[type, ...]) -> Iterator[Any]:
+    """The objects in `value`, each once, itself among them."""
+    passed, waiting, seen = (*_PLAIN, nn.Module, *apart), [value], set()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, passed) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += _parts(one)
+
+
+def _parts(one: Any) -> list:
+    if isinstance(one, dict):
+        return list(one.values())
+    if isinstance(one, (list, tuple, set, frozenset)):
+        return list(one)
+    if isinstance(one, BoundedDict):
+        return one.values()
+    if isinstance(one, (types.MethodType, types.BuiltinMethodType)):
+        return [one.__self__]
+    if isinstance(one, types.FunctionType):
+        return _closed_over(one)
+    if isinstance(one, partial):
+        return [one.func, *one.args, *one.keywords.values()]
+    slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*vars(one).values()] if hasattr(one, "__dict__") else [getattr(one, name, None) for name in slots]
+
+
+def _closed_over(function: types.FunctionType) -> list:
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # empty so far
+            found.append(cell.cell_contents)
+    return found

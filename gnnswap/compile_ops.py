@@ -2,35 +2,39 @@
 
     torch.compile(swap(model).model, fullgraph=True)
 
-Within a trace a layer hands its tensors to an operator that gets the edges and a number by which it finds the layer
-when it runs; the prepared graph never stands in the trace, so other sizes need no compilation of their own. The
-operator has a fake form, for shapes, and a gradient, for which it computes its forward pass once more.
+Within a trace a layer hands its tensors to an operator, with the edges and a text that names its form and options: all
+that the operator computes from. So a compiled program knows no layer, and other layers or sizes need no compilation of
+their own. The operator has a fake form, for shapes, and a gradient, for which it computes its forward pass once more.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import ast
+import functools
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gnnswap.aggregation import weighted_sum
-from gnnswap.neighbours import GraphCache
+from gnnswap.direct import Form, Options
+from gnnswap.errors import SwapError
+from gnnswap.fused_layers import FORMS
+from gnnswap.guards import PLAIN, plain_call
+from gnnswap.neighbours import GraphCache, Neighbours
 
-_THREAD = ThreadPoolExecutor(1)
-_LAYERS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
-_NUMBERS = itertools.count(1)
-_NEIGHBOUR_SUM, _GRAPHS = 0, GraphCache()
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+NEIGHBOUR_SUM = "neighbour_sum"
+# a compiled program has no place to keep sorted edges: its operators are given tensors and numbers only. So the
+# process keeps them, in one cache that is bounded by bytes; what is in it follows from the edges alone
+_GRAPHS = GraphCache()
 
 
-def numbered(layer: nn.Module) -> int:
-    """A number by which the operator finds this layer while it lives."""
-    number = next(_NUMBERS)
-    _LAYERS[number] = layer
-    return number
+def forget() -> None:
+    """Drop the sorted edges that compiled models and `neighbour_sum` have kept."""
+    _GRAPHS.forget()
 
 
 class Traced:
@@ -38,40 +42,47 @@ class Traced:
 
     targets = None
 
-    def __init__(self, layer: nn.Module, edge_index: Tensor, values: Tensor | None) -> None:
-        self.number, self.edge_index, self.features = layer._number, edge_index, values
+    def __init__(self, form: Form, options: Options, edge_index: Tensor, values: Tensor | None) -> None:
+        self.spec, self.edge_index, self.features = repr((form.name, options)), edge_index, values
 
     def __call__(self, x: Tensor) -> Tensor:
-        return aggregate([x.contiguous()], self.edge_index, self.features, self.number, list(x.shape))
+        return aggregate([x.contiguous()], self.edge_index, self.features, self.spec, list(x.shape))
 
-    def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
-        """What the layer makes of its tensors, (N, heads or `rows`, F)."""
-        shape = [tensors[0].shape[0], getattr(layer, "heads", rows), tensors[0].shape[2]]
-        return aggregate(list(tensors), self.edge_index, self.features, self.number, shape)
+    def attend(self, attend: Callable, options: Options, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
+        """As `direct.Edges.attend`; the operator finds the form's `attend` by its name."""
+        shape = [tensors[0].shape[0], rows, tensors[0].shape[2]]
+        return aggregate(list(tensors), self.edge_index, self.features, self.spec, shape)
 
 
-def _aggregated(tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, shape) -> Tensor:
+@functools.lru_cache(256)
+def _read(spec: str) -> tuple[Form, Options]:
+    name, options = ast.literal_eval(spec)
+    return next(form for form in FORMS.values() if form.name == name), options
+
+
+def _aggregated(
+    tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, spec: str, shape: Sequence[int]
+) -> Tensor:
     x = tensors[0]
-    if number == _NEIGHBOUR_SUM:
+    if spec == NEIGHBOUR_SUM:
         return weighted_sum(x, _GRAPHS.get(edge_index, shape[0], x.shape[0]), *tensors[1:])
-    layer = _LAYERS[number]
+    form, options = _read(spec)
     with torch.inference_mode(False):
-        graph = layer._fast.graphs.get(edge_index, x.shape[0])
-        prepared = layer._form.prepare(layer, graph, values, x.dtype)
-    return prepared(x) if len(shape) == 2 else prepared.attend(layer, tensors)
+        prepared = form.prepare(options, _GRAPHS.get(edge_index, x.shape[0]), values, x.dtype)
+    return prepared(x) if form.attend is None else form.attend(options, tensors, prepared)
 
 
 @torch.library.custom_op("gnnswap::aggregate", mutates_args=())
 def aggregate(
-    tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, number: int, shape: Sequence[int]
+    tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, spec: str, shape: Sequence[int]
 ) -> Tensor:
-    """What the layer with this number makes of its neighbours, of this `shape`: a sum, x (N, F) -> (N, F); or what it
-    attends to, tensors[0] (N, H or 1, C) -> (N, H, C). Number 0: `neighbour_sum` of x and of weights, if given."""
-    return _aggregated([t.detach() for t in tensors], edge_index, values, number, shape).contiguous()
+    """What the form that `spec` names makes of its neighbours, of this `shape`: a sum, x (N, F) -> (N, F); or what it
+    attends to, tensors[0] (N, H or 1, C) -> (N, H, C). NEIGHBOUR_SUM: that of x and of weights, if given."""
+    return _aggregated([t.detach() for t in tensors], edge_index, values, spec, shape).contiguous()
 
 
 @aggregate.register_fake
-def _(tensors, edge_index, values, number, shape):
+def _(tensors, edge_index, values, spec, shape):
     return tensors[0].new_empty(shape)
 
 
@@ -81,52 +92,107 @@ def aggregate_back(
     tensors: Sequence[Tensor],
     edge_index: Tensor,
     values: Tensor | None,
-    number: int,
+    spec: str,
     shape: Sequence[int],
 ) -> list[Tensor]:
-    """The gradient of each of the tensors."""
+    """The gradient of each of the tensors. It has none of its own: torch refuses gradients of gradients."""
 
     def compute() -> list[Tensor]:
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             leaves = [t.detach().requires_grad_() for t in tensors]
-            out = _aggregated(leaves, edge_index, values, number, shape)
-            return [g.contiguous() for g in torch.autograd.grad(out, leaves, grad, materialize_grads=True)]
+            out = _aggregated(leaves, edge_index, values, spec, shape)
+            grads = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
+        return [one.contiguous() for one in grads]
 
-    return _THREAD.submit(compute).result()  # on the thread of an operator torch records nothing for gradients
+    return _other_thread(os.getpid()).submit(compute).result()
+
+
+@functools.lru_cache(1)
+def _other_thread(process: int) -> ThreadPoolExecutor:
+    """A thread on which gradients are recorded: within an operator torch has switched that off below `enable_grad`.
+    One for each process, as a fork takes no threads along."""
+    return ThreadPoolExecutor(1)
 
 
 @aggregate_back.register_fake
-def _(grad, tensors, edge_index, values, number, shape):
+def _(grad, tensors, edge_index, values, spec, shape):
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
 
 
 def _save(ctx, inputs, output) -> None:
-    tensors, edge_index, values, ctx.number, ctx.shape = inputs
+    tensors, edge_index, values, ctx.spec, ctx.shape = inputs
     ctx.save_for_backward(edge_index, values, *tensors)
 
 
 def _backward(ctx, grad):
+    if ctx.needs_input_grad[2]:
+        raise SwapError("values of edges that want gradients have none within torch.compile: detach them")
     edge_index, values, *tensors = ctx.saved_tensors
-    return aggregate_back(grad.contiguous(), tensors, edge_index, values, ctx.number, ctx.shape), None, None, None, None
+    return aggregate_back(grad.contiguous(), tensors, edge_index, values, ctx.spec, ctx.shape), None, None, None, None
 
 
 aggregate.register_autograd(_backward, setup_context=_save)
 
 
-def neighbour_sum(x: Tensor, edge_index: Tensor, weight: Tensor | None = None, num_nodes: int | None = None) -> Tensor:
+def neighbour_sum(
+    x: Tensor, edge_index: Tensor | Neighbours, weight: Tensor | None = None, num_nodes: int | None = None
+) -> Tensor:
     """out[i] = sum over the edges (j -> i) of weight[edge] * x[j], (num_nodes, F): what is often written by hand as
 
         torch.zeros(num_nodes, F).index_add(0, edge_index[1], weight[:, None] * x[edge_index[0]])
 
-    `x` (N, F); `edge_index` (2, E), sources in row 0; `weight` (E,), ones where it is None; `num_nodes` targets, N
-    unless given. x and weight may want gradients. The edges are sorted when they are first seen; torch.compile keeps
-    the call whole.
+    Args:
+        x: (N, F).
+        edge_index: (2, E), sources in row 0, sorted when they are first seen; or `Neighbours`, sorted already.
+        weight: (E,), ones where it is None.
+        num_nodes: how many targets there are, N unless given.
+
+    x and weight may want gradients, and gradients of these. torch.compile keeps the call whole. Calls that the sorted
+    sum does not cover, such as an export, vmap or numbers of other types, are computed as above.
 
     Raises:
-        SwapError: shapes or types do not fit together, or an edge names a node that there is not.
+        SwapError: shapes do not fit together, or an edge names a node that there is not.
     """
-    nodes = x.shape[0] if num_nodes is None else num_nodes
+    graph = edge_index if isinstance(edge_index, Neighbours) else None
+    edges = edge_index if graph is None else graph.edges
+    nodes = _checked(x, edges, weight, num_nodes if graph is None or num_nodes is not None else graph.num_nodes)
+    if graph is not None and (nodes, x.shape[0]) != (graph.num_nodes, graph.num_sources):
+        sizes = f"{graph.num_sources} sources and {graph.num_nodes} targets"
+        raise SwapError(f"x has {x.shape[0]} rows and num_nodes is {nodes}, the neighbours have {sizes}")
+    if not _covered(x, edges, weight):
+        return _by_index_add(x, edges, weight, nodes)
     if torch.compiler.is_compiling():
         tensors = [x] if weight is None else [x, weight]
-        return aggregate(tensors, edge_index, None, _NEIGHBOUR_SUM, [nodes, x.shape[1]])
-    return weighted_sum(x, _GRAPHS.get(edge_index, nodes, x.shape[0]), weight)
+        return aggregate(tensors, edges, None, NEIGHBOUR_SUM, [nodes, x.shape[1]])
+    return weighted_sum(x, _GRAPHS.get(edges, nodes, x.shape[0]) if graph is None else graph, weight)
+
+
+def _checked(x: Tensor, edge_index: Tensor, weight: Tensor | None, num_nodes: int | None) -> int:
+    """The number of targets."""
+    if x.dim() == 0:
+        raise SwapError("x must have a row for each node, (N, F), not one number")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise SwapError(f"edge_index must have shape (2, edges), not {tuple(edge_index.shape)}")
+    if weight is not None and weight.shape != edge_index.shape[1:]:
+        raise SwapError(f"weight must have shape ({edge_index.shape[1]},), one an edge, not {tuple(weight.shape)}")
+    return x.shape[0] if num_nodes is None else num_nodes
+
+
+def _covered(x: Tensor, edge_index: Tensor, weight: Tensor | None) -> bool:
+    """Are these plain tensors that the sorted sum takes, in a call that it can serve?"""
+    if weight is not None and (weight.dtype is not x.dtype or weight.device != x.device):
+        return False
+    if x.dim() != 2 or x.dtype not in FLOATING or edge_index.dtype not in (torch.int64, torch.int32):
+        return False
+    if x.device != edge_index.device or any(one.layout is not torch.strided for one in (x, edge_index)):
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    return plain_call() and all(type(one) in PLAIN for one in (x, edge_index, weight) if one is not None)
+
+
+def _by_index_add(x: Tensor, edge_index: Tensor, weight: Tensor | None, nodes: int) -> Tensor:
+    rows = x.index_select(0, edge_index[0])
+    if weight is not None:
+        rows = rows * weight.view(-1, *(1,) * (x.dim() - 1))
+    return rows.new_zeros(nodes, *x.shape[1:]).index_add(0, edge_index[1], rows)

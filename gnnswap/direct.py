@@ -1,8 +1,9 @@
-"""Fast forms of the layers that most people use, each a function of the layer, x and the prepared graph.
+"""Fast forms of the layers that most people use: a layer's own parameters, and sums over the prepared graph.
 
-    form = FORMS[type(layer)]
-    graph = form.prepare(layer, neighbours, edge_values, x.dtype)
-    form.run(layer, x, graph)           # what layer(x, edge_index, edge_values) gives, from the layer's own parameters
+    form = form_of(type(layer))
+    options = form.options(layer)                                  # what the form needs to know beside tensors
+    prepared = form.prepare(options, neighbours, edge_values, x.dtype)
+    form.run(layer, x, prepared)                                   # what layer(x, edge_index, edge_values) gives
 
 What makes them fast: one bag in place of gather and scatter (`sums`); the product behind the sum or before it,
 whichever makes the summed rows shorter; zeros of bags of words left out (`sparse`); attention scores from
@@ -12,6 +13,7 @@ F) in float32 or float64 on a CPU; every other call goes to PyG's own code.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,37 +22,65 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_geometric.nn import aggr
+from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from gnnswap import attention
 from gnnswap.aggregation import weighted_sum_sorted
+from gnnswap.guards import hooked
 from gnnswap.neighbours import Neighbours
-from gnnswap.sparse import features_of, times
-from gnnswap.sums import Largest, NeighbourSum, fixed_sum, gcn_sum, is_dense
+from gnnswap.sparse import SparseInput, sparse_linear
+from gnnswap.sums import Largest, NeighbourSum, all_finite, fixed_sum, gcn_sum, is_dense
 
 LINEAR = (nn.Linear, pyg.Linear)
+AGGREGATIONS = {
+    aggr.SumAggregation: "sum",
+    aggr.MeanAggregation: "mean",
+    aggr.MinAggregation: "min",
+    aggr.MaxAggregation: "max",
+    aggr.VarAggregation: "var",
+    aggr.StdAggregation: "std",
+    aggr.SoftmaxAggregation: "softmax",
+}
+# classes whose code forms know: what they open inside a layer must be exactly one of these
+KNOWN = {*LINEAR, *AGGREGATIONS, aggr.MultiAggregation, aggr.DegreeScalerAggregation, FusedAggregation,
+         nn.Sequential, nn.ModuleList, pyg.MLP, nn.ReLU, nn.Sigmoid}  # fmt: skip
 # from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
 # many, 1.2 at 22, behind at 1
 WIDE_INPUT = 4
 MOST_RELATION_ROWS = 4  # (node, relation) an edge, beyond which most of what RGCN's relations send is zeros
-DENSE_NUMBERS = 1 << 16  # of all pairs of nodes and channels, up to which GATv2 makes them
 _IDENTITY = nn.Identity()
+Options = tuple  # of numbers, texts, None and tuples of these: compared by value, written as text
 
 
 @dataclass(frozen=True)
 class Form:
-    """`run(layer, x, graph)` -> out; `prepare(layer, neighbours, values, dtype)` -> the `graph` that it takes.
+    """How the layers of one class of PyG are computed fast.
 
-    `attend(layer, tensors, edges)` -> (N, H, C), where `graph` is `Edges`: what the layer makes of its neighbours.
-    `linears`: attributes with linear layers whose weights `run` reads by itself. `values`: the argument of the layer's
-    forward that has a value an edge, "" where there is none. `why_not(layer)`: why an option rules the form out.
+    Args:
+        kind: the class.
+        run: (layer, x, prepared) -> out; reads parameters and options of the layer in each call.
+        prepare: (options, neighbours, values, dtype) -> what `run` takes for this graph; None where it has no form.
+        options: layer -> all that `prepare` and `attend` need to know of a layer beside tensors.
+        opened: layer -> the modules inside that `run` does not call, but reads or enters.
+        values: the argument of the layer's forward that has a value an edge, "" where there is none.
+        why_not: layer -> why an option rules the form out, "" where none does.
+        attend: (options, tensors, edges) -> (N, H, C), what the layer makes of its neighbours, where `prepare` gives
+            `Edges`; None where it gives a sum over rows.
     """
 
+    kind: type[nn.Module]
     run: Callable[[nn.Module, Tensor, Any], Tensor]
-    prepare: Callable[[nn.Module, Neighbours, Tensor | None, torch.dtype], Any]
-    linears: tuple[str, ...]
+    prepare: Callable[[Options, Neighbours, Tensor | None, torch.dtype], Any]
+    options: Callable[[nn.Module], Options]
+    opened: Callable[[nn.Module], list[nn.Module]]
     values: str
     why_not: Callable[[nn.Module], str]
-    attend: Callable[[nn.Module, Sequence[Tensor], Edges], Tensor] | None = None
+    attend: Callable[[Options, Sequence[Tensor], Edges], Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.kind.__name__
 
     def takes(self, values: Tensor, x: Tensor, edge_index: Tensor) -> bool:
         """Can these values of edges be served? Weights that are learned change in each step: they cannot."""
@@ -65,7 +95,12 @@ class Form:
 
 def form_of(kind: type[nn.Module]) -> Form | None:
     """The form of this class or of the nearest one that it comes from; whether it is equal there, a trial tells."""
-    return next((FORMS[base] for base in kind.__mro__ if base in FORMS), None)
+    return FORMS.get(base_of(kind))
+
+
+def base_of(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """The class with a form that this class is, or comes from."""
+    return next((base for base in kind.__mro__ if base in FORMS), None)
 
 
 def why_not(layer: nn.Module) -> str:
@@ -77,88 +112,136 @@ def why_not(layer: nn.Module) -> str:
         return "its flow, decomposed layers or PyG's own cache"
     if any(map(nn.parameter.is_lazy, layer.parameters())):
         return "its weights have no shape before the first call"
-    if not all(plain_linear(module) for module in linears_of(layer, form)):
-        return "a linear layer of another class"
-    return form.why_not(layer)
+    why = form.why_not(layer)  # first: `opened` goes by the options that it allows
+    if why:
+        return why
+    for module in form.opened(layer):
+        if type(module) not in KNOWN:
+            return f"a {type(module).__name__} inside, whose code it does not know"
+        if hooked(module):
+            return f"hooks of its {type(module).__name__}"
+    return ""
 
 
-def linears_of(layer: nn.Module, form: Form) -> list[nn.Module]:
-    """The linear layers that the form reads the weights of."""
-    modules = layer._modules
-    return [modules[name] for name in form.linears if modules.get(name) is not None]
+def opens(*names: str) -> Callable[[nn.Module], list[nn.Module]]:
+    """The modules of a layer that have these names, where it has them, and its aggregation."""
+
+    def opened(layer: nn.Module) -> list[nn.Module]:
+        modules = layer._modules
+        return [modules[name] for name in (*names, "aggr_module") if modules.get(name) is not None]
+
+    return opened
 
 
-def plain_linear(module: nn.Module) -> bool:
-    """Is this a linear layer of torch or PyG with nothing hooked in?"""
-    return type(module) in LINEAR and not hooked(module)
+def kind_of(layer: nn.Module) -> str:
+    """What its aggregation is, "sum" for example; its class's name where no form knows it."""
+    kind = type(layer.aggr_module)
+    return AGGREGATIONS.get(kind, kind.__name__)
 
 
-def hooked(module: nn.Module) -> bool:
-    """Are there hooks that a call of the module would run?"""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+def needs(*allowed: str) -> Callable[[nn.Module], str]:
+    """Rules out all other aggregations."""
+
+    def why(layer: nn.Module) -> str:
+        return "" if kind_of(layer) in allowed else f"aggr={layer.aggr!r}"
+
+    return why
 
 
-def _gcn_sum(layer: pyg.GCNConv, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> NeighbourSum:
-    if not layer.normalize:
-        return _fixed_sum(graph, weight, dtype)
-    loop = (2.0 if layer.improved else 1.0) if layer.add_self_loops else None
-    return graph.of_weight(weight, ("gcn", loop, dtype), lambda: gcn_sum(graph, weight, dtype, loop))
+def no_options(layer: nn.Module) -> Options:
+    return ()
 
 
-def _fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> NeighbourSum:
-    return graph.of_weight(weight, ("sum", mean, dtype), lambda: fixed_sum(graph, weight, dtype, mean))
+def _sparse_inputs(layer: nn.Module) -> Any:
+    """The cache that knows which x are mostly zeros; none within a trace, where x has no numbers."""
+    return None if torch.compiler.is_compiling() else layer._fast.caches.inputs
 
 
-def _sum_or_mean(
-    layer: nn.Module, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype
+def _sparse(layer: nn.Module, x: Tensor) -> SparseInput | None:
+    inputs = _sparse_inputs(layer)
+    return None if inputs is None else inputs.get(x)
+
+
+def _linear(layer: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
+    """What a linear layer inside makes of x, without the zeros of x."""
+    out = sparse_linear(x, module.weight, _sparse_inputs(layer))
+    return out if module.bias is None else out + module.bias
+
+
+# ---- sums of rows ---------------------------------------------------------------------------------------------------
+
+
+def _gcn_options(layer: pyg.GCNConv) -> Options:
+    """(is there a norm, the weight of the self-loops that are added, None without)."""
+    loop = 2.0 if layer.improved else 1.0
+    return bool(layer.normalize), loop if layer.add_self_loops else None
+
+
+def _gcn_sum(options: Options, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> NeighbourSum:
+    normalize, loop = options
+    if not normalize:
+        return graph.of_weight(weight, fixed_sum, dtype, False)
+    return graph.of_weight(weight, gcn_sum, dtype, loop)
+
+
+def _aggr_options(layer: nn.Module) -> Options:
+    return (kind_of(layer),)
+
+
+def _aggregation(
+    options: Options, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype
 ) -> NeighbourSum | Largest:
-    if layer.aggr == "max":
-        return graph.once("largest", lambda: Largest(graph))
-    return _fixed_sum(graph, weight, dtype, layer.aggr == "mean")
+    (kind,) = options
+    if kind == "max":
+        return graph.once(Largest)
+    return graph.of_weight(weight, fixed_sum, dtype, kind == "mean")
 
 
 def _gcn(layer: pyg.GCNConv, x: Tensor, total: NeighbourSum) -> Tensor:
     weight = layer.lin.weight
-    if weight.shape[0] <= weight.shape[1] or features_of(x) is not None:
-        return _plus(total(times(x, weight)), layer.bias)
+    if weight.shape[0] <= weight.shape[1] or _sparse(layer, x) is not None:
+        return _plus(total(sparse_linear(x, weight, _sparse_inputs(layer))), layer.bias)
     return F.linear(total(x), weight, layer.bias)  # rows of x are shorter than those of x W
 
 
 def _sage(layer: pyg.SAGEConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
     root = layer.lin_r.weight if layer.root_weight else None
-    if layer.aggr == "max":  # not linear: the maximum comes first
+    if kind_of(layer) == "max":  # not linear: the maximum comes first
         out = F.linear(total(x), layer.lin_l.weight, layer.lin_l.bias)
         out = out if root is None else torch.addmm(out, x, root.t())
     else:
-        out = _neighbours_and_node(x, total, layer.lin_l.weight, layer.lin_l.bias, root)
+        out = _neighbours_and_node(layer, x, total, layer.lin_l, root)
     return F.normalize(out, p=2.0, dim=-1) if layer.normalize else out
 
 
+def _sage_why_not(layer: pyg.SAGEConv) -> str:
+    return "a projection before the sum" if layer.project else needs("sum", "mean", "max")(layer)
+
+
 def _graph(layer: pyg.GraphConv, x: Tensor, total: NeighbourSum) -> Tensor:
-    rel = layer.lin_rel
-    return _neighbours_and_node(x, total, rel.weight, rel.bias, layer.lin_root.weight)
+    return _neighbours_and_node(layer, x, total, layer.lin_rel, layer.lin_root.weight)
 
 
 def _le(layer: pyg.LEConv, x: Tensor, total: NeighbourSum) -> Tensor:
     """Sums of weight * (a[j] - b[i]): b[i] is the same for all edges of a target, and their weights are summed once."""
-    out = total(_linear(layer.lin1, x)) - total(x.new_ones(x.shape[0], 1)) * _linear(layer.lin2, x)
-    return out + _linear(layer.lin3, x)
+    weights = total(x.new_ones(x.shape[0], 1))
+    own = _linear(layer, layer.lin2, x).masked_fill(weights == 0, 0.0)  # an infinite one counts where edges are
+    return total(_linear(layer, layer.lin1, x)) - weights * own + _linear(layer, layer.lin3, x)
 
 
 def _neighbours_and_node(
-    x: Tensor, total: NeighbourSum, weight: Tensor, bias: Tensor | None, root: Tensor | None
+    layer: nn.Module, x: Tensor, total: NeighbourSum, linear: nn.Module, root: Tensor | None
 ) -> Tensor:
-    """A x W + x R + b, in the order with the shorter rows; `weight`, `root` (out, in)."""
+    """A x W + x R + b, in the order with the shorter rows; weights (out, in)."""
+    weight, bias, inputs = linear.weight, linear.bias, _sparse_inputs(layer)
     out, width = weight.shape
-    sparse = features_of(x) is not None
+    sparse = _sparse(layer, x) is not None
     if root is not None and out < width and (sparse or WIDE_INPUT * out <= width):  # one product reads x once
-        both = times(x, torch.cat([weight, root]))
+        both = sparse_linear(x, torch.cat([weight, root]), inputs)
         return _plus(total(both[:, :out]).add_(both[:, out:]), bias)
     if out < width or sparse:
-        summed = total(times(x, weight))
-        return _plus(summed if root is None else summed.add_(times(x, root)), bias)
+        summed = total(sparse_linear(x, weight, inputs))
+        return _plus(summed if root is None else summed.add_(sparse_linear(x, root, inputs)), bias)
     summed = total(x)
     targets = None if root is None else total.targets
     if targets is not None:  # many nodes have no edges: they are left out of the product
@@ -171,21 +254,40 @@ def _gin(layer: pyg.GINConv, x: Tensor, total: NeighbourSum) -> Tensor:
     """nn(A x + (1 + eps) x); where `nn` begins with a linear layer that makes rows shorter, that comes first."""
     mlp = layer.nn
     first = first_of(mlp)
-    if first is None or not plain_linear(first):
+    if type(first) not in LINEAR:
         return mlp(_with_own(total(x), x, layer.eps))
-    if first.weight.shape[0] >= first.weight.shape[1] and features_of(x) is None:
+    if first.weight.shape[0] >= first.weight.shape[1] and _sparse(layer, x) is None:
         return mlp(_with_own(total(x), x, layer.eps))
-    rows = times(x, first.weight)
+    rows = sparse_linear(x, first.weight, _sparse_inputs(layer))
     return after_first(mlp, _plus(_with_own(total(rows), rows, layer.eps), first.bias))
 
 
+def _gin_opens(layer: pyg.GINConv) -> list[nn.Module]:
+    return [layer.aggr_module, *entered(layer.nn)]
+
+
+def _with_own(summed: Tensor, x: Tensor, eps: Tensor) -> Tensor:
+    return summed.addcmul_(x, 1 + eps)
+
+
+def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
+    return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
+
+
 def first_of(mlp: nn.Module) -> nn.Module | None:
-    """The module that a Sequential or PyG's MLP begins with; None of another one, or where it is hooked."""
-    if hooked(mlp):
-        return None
+    """The module that a Sequential or PyG's MLP begins with; None of another one."""
     if type(mlp) is nn.Sequential and len(mlp):
         return mlp[0]
     return mlp.lins[0] if type(mlp) is pyg.MLP and not torch.compiler.is_compiling() else None
+
+
+def entered(mlp: nn.Module) -> list[nn.Module]:
+    """What `first_of` and `after_first` do not call: the network and its first linear layer, if they know it."""
+    if type(mlp) is pyg.MLP:
+        return [mlp, mlp.lins, mlp.lins[0]]
+    if type(mlp) is nn.Sequential:
+        return [mlp, *(one for one in [first_of(mlp)] if type(one) in LINEAR)]
+    return []
 
 
 def after_first(mlp: nn.Module, out: Tensor, first: int = 1) -> Tensor:
@@ -200,30 +302,57 @@ def after_first(mlp: nn.Module, out: Tensor, first: int = 1) -> Tensor:
     return rest(out)
 
 
-def _with_own(summed: Tensor, x: Tensor, eps: Tensor) -> Tensor:
-    return summed.addcmul_(x, 1 + eps)
+# ---- edges ----------------------------------------------------------------------------------------------------------
 
 
-def _relations(layer: pyg.RGCNConv, graph: Neighbours, types: Tensor | None, dtype: torch.dtype) -> Edges | None:
+@dataclass(frozen=True)
+class Edges:
+    """A graph, and the features of its edges (E, D), if there are any, in the order of `graph.col` or `as_given`.
+
+    `keep` (E, H): what dropout multiplies the shares of attention with, None where it multiplies with nothing.
+    """
+
+    graph: Neighbours
+    features: Tensor | None = None
+    as_given: bool = False
+    keep: Tensor | None = None
+
+    def attend(self, attend: Callable, options: Options, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
+        """(N, rows, C): what a form makes of its neighbours, by its `attend`, from tensors that it made of x and its
+        weights. Within a trace, `compile_ops.Traced` stands in its place."""
+        return attend(options, tensors, self)
+
+
+def _rgcn_options(layer: pyg.RGCNConv) -> Options:
+    return layer.num_relations, kind_of(layer) == "mean"
+
+
+def _relations(options: Options, graph: Neighbours, types: Tensor | None, dtype: torch.dtype) -> Edges | None:
     """The graph from nodes to (node, relation): number i * R + r is what relation r sends to node i."""
-    count = layer.num_relations
-    if types is None or graph.num_nodes * count > MOST_RELATION_ROWS * graph.num_edges:
+    count, _ = options
+    if types is None or _mostly_empty(graph.num_nodes, count, graph.num_edges):
         return None
-
-    def make() -> Edges | None:
-        if bool(((types < 0) | (types >= count)).any()):  # PyG leaves them out
-            return None
-        source, target = graph.edge_index
-        ends = torch.stack([source, target * count + types])
-        return Edges(Neighbours.prepare(ends, graph.num_nodes * count, num_sources=graph.num_nodes))
-
-    return graph.of_weight(types, ("relations", count), make)
+    return Edges(graph.of_weight(types, _by_relation, count))
 
 
-def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Edges) -> Tensor:
+def _by_relation(graph: Neighbours, types: Tensor, count: int) -> Neighbours:
+    source, target = graph.edge_index
+    ends = torch.stack([source, target * count + types])
+    known = (types >= 0) & (types < count)
+    ends = ends if known.all() else ends[:, known]  # as PyG, which goes through the relations
+    return Neighbours.prepare(ends, graph.num_nodes * count, num_sources=graph.num_nodes)
+
+
+def _mostly_empty(nodes: int, relations: int, edges: int) -> bool:
+    return nodes * relations > MOST_RELATION_ROWS * edges
+
+
+def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Any) -> Tensor:
     """sum of A_r x W_r + x R + b: one sum for all relations, then one product."""
     relations, weight = layer.num_relations, layer.weight
-    summed = edges.attend(layer, [x.unsqueeze(1)], relations)  # (N, R, F)
+    if not isinstance(edges, Edges) and _mostly_empty(x.shape[0], relations, edges.edge_index.shape[1]):
+        return pyg.RGCNConv.forward(layer, x, edges.edge_index, edges.features)
+    summed = edges.attend(_rgcn_attend, _rgcn_options(layer), [x.unsqueeze(1)], relations)  # (N, R, F)
     if layer.num_blocks is not None:
         blocks = summed.unflatten(2, (layer.num_blocks, -1))
         out = torch.einsum("nrbc,rbcd->nbd", blocks, weight).flatten(1)
@@ -235,52 +364,47 @@ def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Edges) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-def _rgcn_attend(layer: pyg.RGCNConv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _rgcn_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """What each relation sends: x (N, 1, F) -> (N, R, F)."""
-    (x,) = tensors
-    total = _fixed_sum(edges.graph, None, x.dtype, layer.aggr == "mean")
-    return total(x.squeeze(1)).view(x.shape[0], layer.num_relations, -1)
+    (x,), (relations, mean) = tensors, options
+    total = edges.graph.of_weight(None, fixed_sum, x.dtype, mean)
+    return total(x.squeeze(1)).view(x.shape[0], relations, -1)
 
 
-def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
-    return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
+# ---- attention ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Edges:
-    """A graph, and the features of its edges (E, D), if there are any, in the order of `graph.col` or `as_given`.
-
-    `attend(layer, tensors)` -> (N, H, C): what the layer makes of its neighbours, from tensors that it made of x and
-    its weights; `rows` is H where the layer has no `heads`.
-    """
-
-    graph: Neighbours
-    features: Tensor | None = None
-    as_given: bool = False
-
-    def attend(self, layer: nn.Module, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
-        return layer._form.attend(layer, tensors, self)
+def _attention_options(layer: nn.Module) -> Options:
+    """(are self-loops added, has the layer weights for features of edges, H, C, the slope of LeakyReLU)."""
+    loops, slope = getattr(layer, "add_self_loops", False), getattr(layer, "negative_slope", 0.0)
+    return bool(loops), layer.edge_dim is not None, layer.heads, layer.out_channels, slope
 
 
-def _with_loops(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+def _attention_why_not(layer: nn.Module) -> str:
+    if isinstance(layer, pyg.GATConv) and layer.lin is None:
+        return "two kinds of nodes"
+    loops = layer.edge_dim is not None and getattr(layer, "add_self_loops", False)
+    if loops and not (isinstance(layer.fill_value, str) and layer.fill_value == "mean"):
+        return f"fill_value={layer.fill_value!r}"
+    return needs("sum")(layer)
+
+
+def _with_loops(options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
     """Where the layer wants it, every node gets exactly one self-loop, with the mean of the features that it got."""
-    loops = getattr(layer, "add_self_loops", False)
+    loops, with_features, *_ = options
     looped = graph.looped if loops else graph
-    if layer.edge_dim is None or values is None:
+    if not with_features or values is None:
         return Edges(looped)
     features = graph.sorted_weight(values.view(-1, 1) if values.dim() == 1 else values)
-    return Edges(looped, _fill_loops(features, graph, looped) if loops else features)
+    if loops:  # a loop has the mean of the features of the edges that end at its node
+        entries, weight = graph.once(_filled)
+        features = weighted_sum_sorted(features, entries, weight.to(features.dtype))
+    return Edges(looped, features)
 
 
-def _fill_loops(features: Tensor, graph: Neighbours, looped: Neighbours) -> Tensor:
-    """Features (E, D) of `graph`, for the edges of `looped`: a loop has the mean of the edges that end at its node."""
-    entries, weight = graph.once("filled loops", lambda: _filled(graph, looped))
-    return weighted_sum_sorted(features, entries, weight.to(features.dtype))
-
-
-def _filled(graph: Neighbours, looped: Neighbours) -> tuple[Neighbours, Tensor]:
+def _filled(graph: Neighbours) -> tuple[Neighbours, Tensor]:
     """A graph from the edges to those with loops, and the weight of each of its entries, float64."""
-    nodes = graph.num_nodes
+    nodes, looped = graph.num_nodes, graph.looped
     stays = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)  # as given, loops left out
     ends = graph.edge_index[1].index_select(0, stays)
     source = graph.place.long().index_select(0, stays)  # where each stands in `features`
@@ -293,55 +417,54 @@ def _filled(graph: Neighbours, looped: Neighbours) -> tuple[Neighbours, Tensor]:
     return entries, torch.cat([torch.ones_like(share), share]).index_select(0, entries.order)
 
 
-def _gat(layer: pyg.GATConv, x: Tensor, edges: Edges) -> Tensor:
+def _with_dropout(layer: nn.Module, x: Tensor, edges: Any) -> Any:
+    """In training what dropout makes of shares of one, drawn in PyG's order, so that equal seeds draw the same."""
+    if not (layer.dropout and layer.training):
+        return edges
+    graph = edges.graph
+    drawn = F.dropout(x.new_ones(graph.num_edges, layer.heads), layer.dropout)
+    return dataclasses.replace(edges, keep=drawn.index_select(0, graph.order))
+
+
+def _gat(layer: pyg.GATConv, x: Tensor, edges: Any) -> Tensor:
     heads, width, weight = layer.heads, layer.out_channels, layer.lin.weight
+    options, edges = _attention_options(layer), _with_dropout(layer, x, edges)
     vectors = torch.cat([layer.att_src, layer.att_dst])  # (2, H, C)
-    of_edges = [] if layer.edge_dim is None else [_folded(layer.att_edge, layer.lin_edge.weight)]
-    if x.shape[1] <= width and features_of(x) is None:  # rows of x are shorter than those of a head
+    of_edges = [_folded(layer.att_edge, weight) for weight in _edge_weight(layer, edges)]
+    if x.shape[1] <= width and _sparse(layer, x) is None:  # rows of x are shorter than those of a head
         both = F.linear(x, _folded(vectors, weight))
-        out = _projected(layer, edges.attend(layer, [x.unsqueeze(1), both, *of_edges]))
+        out = _projected(layer, edges.attend(_gat_attend, options, [x.unsqueeze(1), both, *of_edges], heads))
     else:
-        values = times(x, weight)
+        values = sparse_linear(x, weight, _sparse_inputs(layer))
         block = torch.diag_embed(vectors.transpose(1, 2), dim1=1, dim2=3).permute(1, 2, 0, 3)  # (H, C, 2, H)
         both = values @ block.reshape(values.shape[1], -1)
-        out = edges.attend(layer, [values.view(-1, heads, width), both, *of_edges])
+        out = edges.attend(_gat_attend, options, [values.view(-1, heads, width), both, *of_edges], heads)
     return _finished(layer, x, out)
 
 
-def _gat_attend(layer: pyg.GATConv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _edge_weight(layer: nn.Module, edges: Any) -> list[Tensor]:
+    """The weight for features of edges, where the layer has one and these edges have features."""
+    return [] if layer.edge_dim is None or edges.features is None else [layer.lin_edge.weight]
+
+
+def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Sums of softmax(LeakyReLU(source[j] + target[i] + vector . e)) * values[j]; tensors: values (N, H or 1, C), the
     scores of both ends (N, 2 H), vectors (H, D) for the features of edges."""
     (values, both, *of_edges), graph = tensors, edges.graph
-    source, target = both.split(layer.heads, dim=1)
-    if _is_dense(layer, edges):
-        pairs = target.t().unsqueeze(2) + source.t().unsqueeze(1)
-        return _attended_densely(F.leaky_relu(pairs, layer.negative_slope), values, graph)
+    *_, heads, _, slope = options
+    source, target = both.split(heads, dim=1)
     if edges.features is None:
-        scores = attention.pair_scores(source, target, graph, layer.negative_slope)
+        scores = attention.pair_scores(source, target, graph, slope)
     else:
         scores = attention.pair_scores(source, target, graph) + F.linear(edges.features, of_edges[0])
-        scores = F.leaky_relu(scores, layer.negative_slope)
-    return attention.attend(scores, values, graph, _dropout_mask(layer, scores, graph))
+        scores = F.leaky_relu(scores, slope)
+    return attention.attend(scores, values, graph, edges.keep)
 
 
 def _folded(vectors: Tensor, weight: Tensor) -> Tensor:
     """a . W of each head, (K H, in): `vectors` (K, H, C), `weight` (H C, in)."""
     heads, width = vectors.shape[1:]
     return (vectors.transpose(0, 1) @ weight.view(heads, width, -1)).transpose(0, 1).reshape(-1, weight.shape[1])
-
-
-def _is_dense(layer: nn.Module, edges: Edges) -> bool:
-    """Is the graph small, so that attention over all pairs of nodes, masked, takes a few calls and less time?"""
-    return edges.features is None and not (layer.dropout and layer.training) and is_dense(edges.graph)
-
-
-def _attended_densely(scores: Tensor, values: Tensor, graph: Neighbours) -> Tensor:
-    """`scores` (H, N, N) of all pairs (target, source), `values` (N, H or 1, C) -> (N, H, C); an edge that comes k
-    times adds log k to its score."""
-    alpha = (scores + graph.cast("log_counts", scores.dtype)).softmax(dim=-1)
-    if graph.once("some isolated", lambda: bool(graph.isolated.any())):
-        alpha = alpha.masked_fill(graph.isolated, 0)
-    return (alpha @ values.transpose(0, 1)).transpose(0, 1)
 
 
 def _projected(layer: pyg.GATConv, pooled: Tensor) -> Tensor:
@@ -352,76 +475,86 @@ def _projected(layer: pyg.GATConv, pooled: Tensor) -> Tensor:
     return torch.bmm(pooled.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
 
-def _gatv2(layer: pyg.GATv2Conv, x: Tensor, edges: Edges) -> Tensor:
+def _gatv2(layer: pyg.GATv2Conv, x: Tensor, edges: Any) -> Tensor:
     shape = -1, layer.heads, layer.out_channels
-    source = _linear(layer.lin_l, x).view(shape)
-    target = source if layer.share_weights else _linear(layer.lin_r, x).view(shape)
-    of_edges = [] if layer.edge_dim is None else [layer.lin_edge.weight]
-    return _finished(layer, x, edges.attend(layer, [source, target, layer.att[0], *of_edges]))
+    edges = _with_dropout(layer, x, edges)
+    source = _linear(layer, layer.lin_l, x).view(shape)
+    target = source if layer.share_weights else _linear(layer, layer.lin_r, x).view(shape)
+    tensors = [source, target, layer.att[0], *_edge_weight(layer, edges)]
+    return _finished(layer, x, edges.attend(_gatv2_attend, _attention_options(layer), tensors, layer.heads))
 
 
-def _gatv2_attend(layer: pyg.GATv2Conv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _gatv2_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Sums of softmax(vector . LeakyReLU(source[j] + target[i] + W e)) * source[j]."""
     source, target, vector, *weight = tensors
-    if _is_dense(layer, edges) and source.shape[0] * source.numel() <= DENSE_NUMBERS:
-        pairs = F.leaky_relu(target.unsqueeze(1) + source, layer.negative_slope)  # (N, N, H, C)
-        return _attended_densely((pairs * vector).sum(-1).permute(2, 0, 1), source, edges.graph)
+    *_, slope = options
     edge = None if edges.features is None else F.linear(edges.features, weight[0]).view(-1, *vector.shape)
-    scores = attention.additive_scores(source, target, vector, edges.graph, layer.negative_slope, edge)
-    return attention.attend(scores, source, edges.graph, _dropout_mask(layer, scores, edges.graph))
+    scores = attention.additive_scores(source, target, vector, edges.graph, slope, edge)
+    return attention.attend(scores, source, edges.graph, edges.keep)
 
 
-def _transformer(layer: pyg.TransformerConv, x: Tensor, edges: Edges) -> Tensor:
+def _transformer(layer: pyg.TransformerConv, x: Tensor, edges: Any) -> Tensor:
     shape = -1, layer.heads, layer.out_channels
-    tensors = [_linear(linear, x).view(shape) for linear in (layer.lin_value, layer.lin_query, layer.lin_key)]
-    tensors += [] if layer.edge_dim is None else [layer.lin_edge.weight]
-    out = edges.attend(layer, tensors)
+    edges = _with_dropout(layer, x, edges)
+    tensors = [_linear(layer, one, x).view(shape) for one in (layer.lin_value, layer.lin_query, layer.lin_key)]
+    tensors += _edge_weight(layer, edges)
+    out = edges.attend(_transformer_attend, _attention_options(layer), tensors, layer.heads)
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if not layer.root_weight:
         return out
-    own = _linear(layer.lin_skip, x)
+    own = _linear(layer, layer.lin_skip, x)
     if layer.lin_beta is None:
         return out + own
     beta = layer.lin_beta(torch.cat([out, own, out - own], dim=-1)).sigmoid()
     return beta * own + (1 - beta) * out
 
 
-def _transformer_attend(layer: pyg.TransformerConv, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _transformer_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Sums of softmax(q[i] . (k[j] + W e) / sqrt(C)) * (v[j] + W e), without W e of any edge.
 
     q . (W e) = (q W) . e, and the sum of alpha W e is W times the sum of alpha e: features e are the sources of a graph
     from edges to targets.
     """
     (value, query, key, *weight), graph = tensors, edges.graph
-    scale = layer.out_channels**-0.5
-    if _is_dense(layer, edges):
-        return _attended_densely(query.transpose(0, 1) @ key.permute(1, 2, 0) * scale, value, graph)
-    scores = attention.head_products(query, key, graph)
+    *_, heads, width, _ = options
+    scale = width**-0.5
     if edges.features is None:
-        scores = scores * scale
-        return attention.attend(scores, value, graph, _dropout_mask(layer, scores, graph))
-    features, by_head = edges.features.unsqueeze(1), weight[0].view(layer.heads, layer.out_channels, -1)
+        out = None if edges.keep is not None else _attended_densely(value, query * scale, key, graph)
+        if out is None:
+            scores = attention.head_products(query, key, graph) * scale
+            out = attention.attend(scores, value, graph, edges.keep)
+        return out
+    scores = attention.head_products(query, key, graph)
+    features, by_head = edges.features.unsqueeze(1), weight[0].view(heads, width, -1)
     of_edges = graph.of_edges
     asked = torch.einsum("nhc,hcd->nhd", query, by_head)
     scores = (scores + attention.head_products(asked, features, of_edges)) * scale
     alpha = attention.segment_softmax(scores, graph)
-    keep = _dropout_mask(layer, alpha, graph)
-    alpha = alpha if keep is None else alpha * keep
+    alpha = alpha if edges.keep is None else alpha * edges.keep
     summed = attention.head_sum(features, of_edges, alpha)
     return attention.head_sum(value, graph, alpha) + torch.einsum("nhd,hcd->nhc", summed, by_head)
 
 
-def _linear(module: nn.Module, x: Tensor) -> Tensor:
-    out = times(x, module.weight)
-    return out if module.bias is None else out + module.bias
+def _attended_densely(value: Tensor, query: Tensor, key: Tensor, graph: Neighbours) -> Tensor | None:
+    """Attention of a small graph over all pairs of nodes, masked, which takes a few calls and less time: tensors (N, H,
+    C) -> (N, H, C); an edge that comes k times adds log k to its score.
 
-
-def _dropout_mask(layer: nn.Module, scores: Tensor, graph: Neighbours) -> Tensor | None:
-    """What the softmax (E, H) is multiplied with in training; drawn in PyG's order, so equal seeds draw the same."""
-    if not (layer.dropout and layer.training):
+    1.3 to 1.8 times as fast for 4 to 8 heads on 58 nodes and 776 edges, and on 60 and 376; GAT and GATv2, whose scores
+    are no product over all pairs, gain nothing there. None where the graph is no small one, where gradients are
+    recorded, and where the result is not finite: NaN of one node must not reach those that it sends nothing to.
+    """
+    if torch.is_grad_enabled() or not is_dense(graph):
         return None
-    drawn = F.dropout(scores.new_ones(graph.num_edges, layer.heads), layer.dropout)
-    return drawn.index_select(0, graph.order)
+    scores = query.transpose(0, 1) @ key.permute(1, 2, 0)  # (H, N, N) of (target, source)
+    alpha = (scores + graph.cast("log_counts", scores.dtype)).softmax(dim=-1)
+    if graph.once(_some_isolated):
+        alpha = alpha.masked_fill(graph.isolated, 0)
+    out = (alpha @ value.transpose(0, 1)).transpose(0, 1)
+    return out if all_finite(out) else None
+
+
+def _some_isolated(graph: Neighbours) -> bool:
+    return bool(graph.isolated.any())
 
 
 def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
@@ -431,38 +564,26 @@ def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-def _needs(*allowed: str) -> Callable[[nn.Module], str]:
-    return lambda layer: "" if layer.aggr in allowed else f"aggr={layer.aggr!r}"
+def _rows(kind: type[nn.Module], run: Callable, allowed: Sequence[str], *linears: str, values: str = "") -> Form:
+    """The form of a layer that sums rows over neighbours, or takes their mean or maximum."""
+    return Form(kind, run, _aggregation, _aggr_options, opens(*linears), values, needs(*allowed))
 
 
-def _sage_why_not(layer: pyg.SAGEConv) -> str:
-    if layer.project:
-        return "a projection before the sum"
-    return _needs("add", "sum", "mean", "max")(layer)
-
-
-def _attention_why_not(layer: nn.Module) -> str:
-    if layer.aggr not in ("add", "sum"):
-        return f"aggr={layer.aggr!r}"
-    if isinstance(layer, pyg.GATConv) and layer.lin is None:
-        return "two kinds of nodes"
-    loops = layer.edge_dim is not None and getattr(layer, "add_self_loops", False)
-    return f"fill_value={layer.fill_value!r}" if loops and layer.fill_value != "mean" else ""
+def _attention(kind: type[nn.Module], run: Callable, attend: Callable, *linears: str) -> Form:
+    prepare, options, opened = _with_loops, _attention_options, opens(*linears)
+    return Form(kind, run, prepare, options, opened, "edge_attr", _attention_why_not, attend)
 
 
 _TRANSFORMER = ("lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge")
-FORMS: dict[type[nn.Module], Form] = {
-    pyg.GCNConv: Form(_gcn, _gcn_sum, ("lin",), "edge_weight", _needs("add", "sum")),
-    pyg.SAGEConv: Form(_sage, _sum_or_mean, ("lin_l", "lin_r"), "", _sage_why_not),
-    pyg.GINConv: Form(_gin, _sum_or_mean, (), "", _needs("add", "sum")),
-    pyg.GraphConv: Form(_graph, _sum_or_mean, ("lin_rel", "lin_root"), "edge_weight", _needs("add", "sum", "mean")),
-    pyg.LEConv: Form(_le, _sum_or_mean, ("lin1", "lin2", "lin3"), "edge_weight", _needs("add", "sum")),
-    pyg.RGCNConv: Form(_rgcn, _relations, (), "edge_type", _needs("add", "sum", "mean"), _rgcn_attend),
-    pyg.GATConv: Form(_gat, _with_loops, ("lin", "lin_edge"), "edge_attr", _attention_why_not, _gat_attend),
-    pyg.GATv2Conv: Form(
-        _gatv2, _with_loops, ("lin_l", "lin_r", "lin_edge"), "edge_attr", _attention_why_not, _gatv2_attend
-    ),
-    pyg.TransformerConv: Form(
-        _transformer, _with_loops, _TRANSFORMER, "edge_attr", _attention_why_not, _transformer_attend
-    ),
-}
+_FORMS = (
+    Form(pyg.GCNConv, _gcn, _gcn_sum, _gcn_options, opens("lin"), "edge_weight", needs("sum")),
+    Form(pyg.SAGEConv, _sage, _aggregation, _aggr_options, opens("lin_l", "lin_r"), "", _sage_why_not),
+    Form(pyg.GINConv, _gin, _aggregation, _aggr_options, _gin_opens, "", needs("sum")),
+    _rows(pyg.GraphConv, _graph, ("sum", "mean"), "lin_rel", "lin_root", values="edge_weight"),
+    _rows(pyg.LEConv, _le, ("sum",), "lin1", "lin2", "lin3", values="edge_weight"),
+    Form(pyg.RGCNConv, _rgcn, _relations, _rgcn_options, opens(), "edge_type", needs("sum", "mean"), _rgcn_attend),
+    _attention(pyg.GATConv, _gat, _gat_attend, "lin", "lin_edge"),
+    _attention(pyg.GATv2Conv, _gatv2, _gatv2_attend, "lin_l", "lin_r", "lin_edge"),
+    _attention(pyg.TransformerConv, _transformer, _transformer_attend, *_TRANSFORMER),
+)
+FORMS: dict[type[nn.Module], Form] = {form.kind: form for form in _FORMS}

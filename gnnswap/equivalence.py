@@ -1,19 +1,21 @@
-"""Does a fast form give what the layer gives? Found by trial: both run beside each other on drawn graphs, in float64.
+"""Does a fast form give what the layer gives? Both run beside each other, in float64.
 
     difference(layer, own, fast, arguments)     # (largest relative difference, what differs)
 
-A trial runs in eval mode and in training, with equal seeds, on graphs with isolated nodes, repeated edges and
-self-loops. The fast form is called several times (the first call prepares, later ones use what is cached). Compared are
-outputs, the gradient of every input and parameter, what the layer leaves in itself, and what is drawn next from the
-random generator; inputs must not be written to. The user's generator and model stay as they are. A trial cannot see
-what no number in it reaches, such as clamp(max=1e6).
+The test runs in eval mode and in training, with equal seeds, on drawn graphs with isolated nodes, repeated edges and
+self-loops, and on edges of the user's own graph with the values that they carry; arguments that are floats take several
+values. The fast form is called several times (the first call prepares, later ones use what is cached). Compared are
+outputs, first and second gradients of every input and parameter, what the layer leaves in itself, and what is drawn
+next from the random generator; inputs must not be written to. The user's generator and model stay as they are.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,16 +23,36 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gnnswap import sparse
 from gnnswap.errors import SwapError, one_line
 from gnnswap.inputs import guarded_sequential
+from gnnswap.parity import GRADIENT_FLOOR, NOTHING_FINITE, Deviation, error, largest
+from gnnswap.probe import NotLinear
 
 ALLOWED = 1e-9  # relative difference in float64
-SMALL = 1e-4  # of the largest gradient
 CALLS = 3  # of a form: it prepares, it has seen the graph, it uses what is cached
-SMALL_GRAPH, GRAPH = (23, 19, 90), (66, 61, 130)  # nodes at the source, at the target, edges: the first is made dense
-# (in training?, graph, do inputs want no gradients?): any two of them meet in all ways
-RUNS = ((False, SMALL_GRAPH, False), (False, GRAPH, True), (True, SMALL_GRAPH, True), (True, GRAPH, False))
+SMALL_GRAPH, GRAPH = (23, 19, 90), (66, 61, 130)  # nodes at the source, at the target, edges
+OWN_EDGES = 200  # of the user's graph, with the values that they carry
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison: in training or eval, on a drawn graph or (None) on edges of the user's own, with inputs that want
+    no gradients (`fixed`), with second derivatives, and with other numbers for what is a float."""
+
+    training: bool
+    graph: tuple[int, int, int] | None
+    fixed: bool = False
+    second: bool = False
+    factor: float = 1.0
+
+
+RUNS = (
+    Trial(False, SMALL_GRAPH, second=True),
+    Trial(False, GRAPH, fixed=True, factor=0.5),
+    Trial(True, SMALL_GRAPH, fixed=True, factor=2.0),
+    Trial(True, GRAPH, second=True),
+    Trial(False, None),
+)
 
 Run = Callable[[nn.Module, dict[str, Any]], Tensor]  # of a copy of the layer and of arguments drawn for it
 
@@ -48,22 +70,65 @@ class Arguments:
         self.square = sources == targets
         self.nodes_first = nodes_first  # arguments that are of nodes whatever their size
 
-    def drawn(self, graph: tuple[int, int, int], fixed: bool, seed: int) -> dict[str, Any]:
-        """Arguments for a graph, in float64. With `fixed` they want no gradients, so that what is made of them may be
+    def drawn(self, run: Trial, seed: int) -> dict[str, Any]:
+        """Arguments for a run, in float64. With `fixed` they want no gradients, so that what is made of them may be
         cached, and half of what rows of nodes hold is zero."""
         generator = torch.Generator().manual_seed(seed)
-        nodes, others, edges = graph
+        if run.graph is None:
+            return self._own(generator)
+        nodes, others, edges = run.graph
         new = {"edges": edges, "sources": nodes, "targets": nodes if self.square else others}
 
-        def one(name: str, value: Tensor) -> Tensor:
+        def one(name: str, value: Any) -> Any:
+            if isinstance(value, float):
+                return value * run.factor
+            if not isinstance(value, Tensor):
+                return value
             if name == "edge_index":
                 return edges_of(new, self.square, generator).to(value.dtype)
-            return self._tensor(name, value, new, fixed, generator)
+            return self._tensor(name, value, new, run.fixed, generator)
 
-        drawn = {name: pytree.tree_map_only(Tensor, partial(one, name), value) for name, value in self.given.items()}
+        drawn = {name: pytree.tree_map(partial(one, name), value) for name, value in self.given.items()}
         if self.given.get("size") is not None:
             drawn["size"] = (new["sources"], new["targets"])
         return drawn
+
+    def _own(self, generator: torch.Generator) -> dict[str, Any]:
+        """Some edges of the user's own, and the nodes at their ends, with the values that they carry, in float64."""
+        edge_index = self.given["edge_index"].detach()
+        edges = torch.randperm(edge_index.shape[1], generator=generator)[:OWN_EDGES]
+        if self.square:  # as in `edges_of`, no node has two self-loops
+            source, target = edge_index.index_select(1, edges)
+            first = {int(node): place for place, node in enumerate(source) if node == target[place]}
+            stays = source != target
+            stays[list(first.values())] = True
+            edges = edges[stays]
+        ends = edge_index.index_select(1, edges).long()
+        if self.square:
+            kept, new = ends.unique(return_inverse=True)
+            sources = targets = kept
+        else:
+            (sources, first), (targets, second) = (row.unique(return_inverse=True) for row in ends)
+            new = torch.stack([first, second])
+        rows = {"edges": edges, "sources": sources, "targets": targets}
+
+        def one(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if name == "edge_index":
+                return new.to(value.dtype)
+            kind, value = self._kind(name, value), value.detach()
+            if kind is not None:
+                value = value.index_select(0, rows[kind])
+            elif value.dim() == 3 and value.shape[1] == self.sizes["sources"]:  # a static graph (B, N, F)
+                value = value.index_select(1, sources)
+            value = value.clone()
+            return value.double().requires_grad_() if value.is_floating_point() else value
+
+        own = {name: pytree.tree_map(partial(one, name), value) for name, value in self.given.items()}
+        if self.given.get("size") is not None:
+            own["size"] = (len(sources), len(targets))
+        return own
 
     def _kind(self, name: str, value: Tensor) -> str | None:
         kinds = ("sources", "targets") if name in self.nodes_first else ("edges", "sources", "targets")
@@ -102,60 +167,88 @@ def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) ->
     return drawn
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A deep copy; torch makes none of results that want a gradient, which some layers keep when they were trained."""
-    held = [value for one in module.modules() for value in vars(one).values() if isinstance(value, Tensor)]
+def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy, but for what `memo` holds; torch makes none of results that want a gradient, which some layers keep
+    when they were trained."""
+    kept = [value for one in module.modules() for value in vars(one).values() if isinstance(value, Tensor)]
+    results = {id(value): value.detach().clone() for value in kept if not value.is_leaf}
     with guarded_sequential():
-        return copy.deepcopy(module, {id(value): value.detach().clone() for value in held if not value.is_leaf})
+        return copy.deepcopy(module, results | (memo or {}))
 
 
 def difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Arguments) -> tuple[float, str]:
     """The largest relative difference between what `own` and each of `forms`, called in turn, make of a copy of
-    `layer`, and what differs; infinite where one of them raises."""
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        sparse.of_any_size(),
-    ):
+    `layer`, and what differs; infinite where one of them raises.
+
+    It runs on a thread of its own, where nothing of the caller's is at work: no autocast, no hooks on saved tensors, no
+    inference mode, no modes of torch.
+    """
+    if threading.current_thread().name == _THREAD:  # of a layer within a layer
+        return _difference(layer, own, forms, arguments)
+    answer: list[tuple[float, str]] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
         try:
-            other = copied(layer).double().requires_grad_(True)
-        except Exception as error:  # modules may refuse in any way
-            return math.inf, f"it cannot be copied: {one_line(error)}"
-        worst = 0.0, ""
-        for training, graph, fixed in RUNS:
-            given = arguments.drawn(graph, fixed, seed=1)
-            worst = max(worst, _one(other.train(training), own, forms, given))
-            if worst[0] > ALLOWED:
-                return worst[0], f"{worst[1]} in {'training' if training else 'eval'}"
-        return worst
+            with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+                answer.append(_difference(layer, own, forms, arguments))
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=run, name=_THREAD)
+    thread.start()
+    thread.join()
+    if problems:
+        raise problems[0]
+    return answer[0]
 
 
-def _one(layer: nn.Module, own: Run, forms: Sequence[Run], given: dict[str, Any]) -> tuple[float, str]:
+_THREAD = "gnnswap-equivalence"
+_ONE_AT_A_TIME = threading.Lock()  # each seeds the generator of the process, and leaves it as it was
+
+
+def _difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Arguments) -> tuple[float, str]:
+    try:
+        other = copied(layer).double().requires_grad_(True)
+    except Exception as error:  # modules may refuse in any way
+        return math.inf, f"it cannot be copied: {one_line(error)}"
+    worst = 0.0, ""
+    for run in RUNS:
+        given = arguments.drawn(run, seed=1)
+        worst = max(worst, _one(other.train(run.training), own, forms, given, run.second))
+        if worst[0] > ALLOWED:
+            return worst[0], f"{worst[1]} in {'training' if run.training else 'eval'}"
+    return worst
+
+
+def _one(layer: nn.Module, own: Run, forms: Sequence[Run], given: dict[str, Any], second: bool) -> tuple[float, str]:
     buffers = [(buffer, buffer.clone()) for buffer in layer.buffers()]
     try:
-        expected = _values(layer, own, given)
+        expected = _values(layer, own, given, second)
     except Exception as error:  # of the layer's own code, on a graph that it was not made for
         return math.inf, f"the layer itself fails on a drawn graph: {one_line(error)}"
     # a gradient that is zero but for rounding, as that of a bias before a softmax, is compared with the others
-    least = SMALL * max((float(g.abs().max()) for n, g in expected.items() if "gradient" in n and g.numel()), default=1)
+    floor = GRADIENT_FLOOR * largest([g for n, g in expected.items() if "gradient" in n])
+    worst = Deviation(0.0)
     for form in forms:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
         try:
-            values = _values(layer, form, given)
+            values = _values(layer, form, given, any("second" in name for name in expected))
+        except NotLinear as error:
+            return math.inf, str(error)
         except Exception as error:  # whatever the form or the layer's own code raises
             return math.inf, str(error) if isinstance(error, SwapError) else f"it fails: {one_line(error)}"
-        names = expected.keys() | values.keys()
-        error = max(_off(name, expected.get(name), values.get(name), least) for name in names)
-        if error[0] > ALLOWED:
-            return error
-    return error
+        for name in expected.keys() | values.keys():
+            here = _off(name, expected.get(name), values.get(name), floor)
+            worst = here if here > worst else worst
+        if worst > ALLOWED:
+            break
+    return float(worst), f"{worst.of}: {worst.why}" if worst.why else f"{worst.of} differs by {worst:.1e}"
 
 
-def _values(layer: nn.Module, run: Run, given: dict[str, Any]) -> dict[str, Tensor]:
+def _values(layer: nn.Module, run: Run, given: dict[str, Any], second: bool) -> dict[str, Tensor]:
     inputs = {name: t for name, t in _tensors(given) if t.is_floating_point()}
     versions = {name: t._version for name, t in inputs.items()}
     torch.default_generator.manual_seed(3)
@@ -168,24 +261,44 @@ def _values(layer: nn.Module, run: Run, given: dict[str, Any]) -> dict[str, Tens
     if out.requires_grad:
         wanted = {f"argument {name}": t for name, t in inputs.items() if t.requires_grad}
         wanted |= dict(layer.named_parameters())
+        starts = list(wanted.values())
         direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-        gradients = torch.autograd.grad(out, list(wanted.values()), direction, allow_unused=True)
-        values |= {f"the gradient of {n}": g for n, g in zip(wanted, gradients, strict=True) if g is not None}
+        if second:
+            gradients = torch.autograd.grad(
+                out.square().sum() + (out * direction).sum(), starts, create_graph=True, allow_unused=True
+            )
+            values |= _second(gradients, wanted)
+        else:
+            gradients = torch.autograd.grad(out, starts, direction, allow_unused=True)
+        values |= {f"the gradient of {n}": g.detach() for n, g in zip(wanted, gradients, strict=True) if g is not None}
     values |= {f"what it leaves in {name}": v.detach() for name, v in vars(layer).items() if isinstance(v, Tensor)}
     return values | {"the output": out.detach()}
 
 
-def _off(name: str, expected: Tensor | None, value: Tensor | None, least: float) -> tuple[float, str]:
+def _second(gradients: Sequence[Tensor | None], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of the squares of gradients; none where torch has no second derivative of what the layer calls."""
+    ends = [g for g in gradients if g is not None and g.requires_grad]
+    if not ends:
+        return {}
+    try:
+        found = torch.autograd.grad(
+            sum(g.square().sum() for g in ends), list(wanted.values()), retain_graph=True, allow_unused=True
+        )
+    except RuntimeError as error:
+        if "not implemented" in str(error) or "not differentiable" in str(error):
+            return {}
+        raise
+    return {f"the second gradient of {n}": g for n, g in zip(wanted, found, strict=True) if g is not None}
+
+
+def _off(name: str, expected: Tensor | None, value: Tensor | None, floor: float) -> Deviation:
     if expected is None or value is None:  # no gradient, or one of zeros
         one = value if expected is None else expected
-        return (0.0, "") if not one.any() else (math.inf, f"{name} is missing")
-    if expected.shape != value.shape:
-        return math.inf, f"{name} has another shape"
-    if expected.numel() == 0:
-        return 0.0, ""
-    expected, value = expected.double(), value.double()  # what is left may be a mask
-    error = float((expected - value).abs().max() / expected.abs().max().clamp_min(max(least, 1e-12)))
-    return (math.inf if math.isnan(error) else error), f"{name} differs by {error:.1e}"
+        return Deviation(math.inf, name, "it is missing") if one.any() else Deviation(0.0)
+    deviation = error(value, expected, floor=max(floor, 1e-12), name=name)
+    if deviation.why == NOTHING_FINITE:  # both hold nothing but the same NaN and infinity
+        return Deviation(0.0)
+    return deviation
 
 
 def _tensors(given: dict[str, Any]) -> list[tuple[str, Tensor]]:

@@ -9,7 +9,8 @@
 
 PyG writes and reads a row for each edge three to eight times. Here each row of x is read where it is added, on edges
 sorted by target, and so are rows of edges; gradients are read on edges sorted by source. One thread has a block of
-nodes with its share of edges, so all edges of one node are one thread's. Threads are those of torch.
+nodes with its share of edges, so all edges of one node are one thread's. Threads are those of torch. The `plain` form
+of each, which derivatives of derivatives go through, is what PyG computes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from gnnswap.aggregation import bag
+from gnnswap.aggregation import Kernel, bag
+from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours
 
 
@@ -58,13 +60,44 @@ def _by_source(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: Tensor | None = None) -> None:
-    """Compiled code looks at no bounds: `rows` (num_sources, F), `target` (N, F), `edge` (E, F), in one type."""
+    """Compiled code looks at no bounds: `rows` (num_sources, F), `target` (N, F), `edge` (E, F), in one type.
+
+    Raises:
+        SwapError: another shape, type or device than these and the graph's; neither float32 nor float64; no CPU.
+    """
+    if rows.dtype not in (torch.float32, torch.float64) or rows.device.type != "cpu":
+        given = f"{rows.dtype} on {rows.device}"
+        raise SwapError(f"compiled passes take float32 or float64 on a CPU, not {given}: convert, or use PyG's layer")
     width = rows.shape[1]
     graph.require("x", rows, (graph.num_sources, width))
     if target is not None:
         graph.require("what targets add", target, (graph.num_nodes, width), rows.dtype)
     if edge is not None:
         graph.require("edge features", edge, (graph.num_edges, width), rows.dtype)
+
+
+def _messages(y: Tensor, edge: Tensor | None, graph: Neighbours, relu: bool, as_given: bool) -> tuple[Tensor, Tensor]:
+    """(y[source] + edge, with `relu` its positive part, (E, F); the target of each, (E,)), by torch's own operators."""
+    source, target = _ends(graph, as_given)
+    message = y.index_select(0, source)
+    if edge is None:
+        return message, target
+    return (message + edge).relu() if relu else message + edge, target
+
+
+def _ends(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor]:
+    """(sources, targets) of the edges, each (E,), in the order of their features."""
+    return tuple(graph.edges) if as_given else (graph.col, graph.row)
+
+
+def _scattered(message: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
+    return message.new_zeros(graph.num_nodes, message.shape[1]).index_add(0, target, message)
+
+
+def _extreme(message: Tensor, target: Tensor, graph: Neighbours, how: str) -> Tensor:
+    index = target.long().unsqueeze(1).expand_as(message)
+    zeros = message.new_zeros(graph.num_nodes, message.shape[1])
+    return zeros.scatter_reduce(0, index, message, how, include_self=False)
 
 
 def moments(
@@ -83,35 +116,48 @@ def moments(
     it start from as one more.
     """
     _check(graph, y, edge=edge)
-    return list(_Moments.apply(y, edge, graph, tuple(wanted), relu, as_given))
+    return list(_Moments.run(y, edge, graph, tuple(wanted), relu, as_given))
 
 
-class _Moments(torch.autograd.Function):
+class _Moments(Kernel):
+    @staticmethod
+    def plain(y, edge, graph, wanted, relu, as_given):
+        message, target = _messages(y, edge, graph, relu, as_given)
+        ways = {
+            "sum": lambda: _scattered(message, target, graph),
+            "squares": lambda: _scattered(message * message, target, graph),
+            "min": lambda: _extreme(message, target, graph, "amin"),
+            "max": lambda: _extreme(message, target, graph, "amax"),
+        }
+        return tuple(ways[name]() for name in wanted)
+
     @staticmethod
     def forward(ctx, y, edge, graph, wanted, relu, as_given):
-        y, edge = y.contiguous(), None if edge is None else edge.contiguous()
         out = {name: y.new_empty(graph.num_nodes, y.shape[1]) for name in wanted}
-        ctx.graph, ctx.wanted, ctx.as_given = graph, wanted, as_given
-        ctx.relu = 1 if relu and edge is not None else None
-        made = map(out.get, ("sum", "squares", "min", "max"))
-        loops.moments(graph.num_edges, y, edge, ctx.relu, *made, *_by_target(graph, as_given))
         ctx.save_for_backward(y, edge, out.get("min"), out.get("max"))
+        ctx.settings = graph, wanted, relu, as_given
+        made = map(out.get, ("sum", "squares", "min", "max"))
+        loops.moments(graph.num_edges, *_held_back(y, edge, relu), *made, *_by_target(graph, as_given))
         return tuple(out.values())
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, *grads):
-        (y, edge, least, largest), graph = ctx.saved_tensors, ctx.graph
-        grad = {name: one.contiguous() for name, one in zip(ctx.wanted, grads, strict=True)}
+    def back(ctx, *grads):
+        (y, edge, least, largest), (graph, wanted, relu, as_given) = ctx.saved_tensors, ctx.settings
+        messages = _held_back(y, edge, relu)
+        grad = {name: one.contiguous() for name, one in zip(wanted, grads, strict=True)}
         for name, extreme in (("min", least), ("max", largest)):
             if extreme is not None:
                 count = torch.empty_like(extreme)
-                loops.ties(graph.num_edges, y, edge, ctx.relu, extreme, count, *_by_target(graph, ctx.as_given))
+                loops.ties(graph.num_edges, *messages, extreme, count, *_by_target(graph, as_given))
                 grad[name] = grad[name] / count.add_(extreme == 0)
-        given = grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
-        given, wanted = (y, edge, ctx.relu, *given), ctx.needs_input_grad[1]
+        given = *messages, grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
         passes = loops.moments_back, loops.moments_back_to_edges
-        return *_sent_back(passes, given, wanted, graph, ctx.as_given), *[None] * 4
+        return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), *[None] * 4
+
+
+def _held_back(y: Tensor, edge: Tensor | None, relu: bool) -> tuple[Tensor, Tensor | None, int | None]:
+    """(y, edge, whether messages are held back below 0) as the loops take them: they compile without what is None."""
+    return y.contiguous(), None if edge is None else edge.contiguous(), 1 if relu and edge is not None else None
 
 
 def _sent_back(
@@ -146,29 +192,36 @@ def softened(
     """Sums of softmax(t v) v over the messages v of each node, (N, F), as `SoftmaxAggregation`; messages as in
     `moments`. `t` one number, which may want a gradient; `semi`: the weights let no gradient through."""
     _check(graph, y, edge=edge)
-    return _Softened.apply(y, edge, t, graph, relu, semi, as_given)
+    return _Softened.run(y, edge, t.detach() if semi else t, graph, relu, semi, as_given)
 
 
-class _Softened(torch.autograd.Function):
+class _Softened(Kernel):
+    @staticmethod
+    def plain(y, edge, t, graph, relu, semi, as_given):
+        message, target = _messages(y, edge, graph, relu, as_given)
+        score = message.detach() * t if semi else message * t
+        top = _extreme(score.detach(), target, graph, "amax").index_select(0, target)
+        weight = (score - top).exp()
+        total = _scattered(weight, target, graph).index_select(0, target)
+        return _scattered(weight / total * message, target, graph)
+
     @staticmethod
     def forward(ctx, y, edge, t, graph, relu, semi, as_given):
-        y, edge, number = y.contiguous(), None if edge is None else edge.contiguous(), float(t)
-        relu = 1 if relu and edge is not None else None
         out, log_sum = (y.new_empty(graph.num_nodes, y.shape[1]) for _ in range(2))
         spread = torch.empty_like(out) if ctx.needs_input_grad[2] else None
-        loops.softened(graph.num_edges, y, edge, relu, number, out, log_sum, spread, *_by_target(graph, as_given))
-        ctx.graph, ctx.as_given, ctx.fixed = graph, as_given, (relu, number, 0.0 if semi else number)
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
+        ctx.settings, ctx.number = (graph, relu, semi, as_given), float(t)
+        messages, edges = _held_back(y, edge, relu), _by_target(graph, as_given)
+        loops.softened(graph.num_edges, *messages, ctx.number, out, log_sum, spread, *edges)
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        (y, edge, t, out, log_sum, spread), graph = ctx.saved_tensors, ctx.graph
+    def back(ctx, grad):
+        (y, edge, t, out, log_sum, spread), (graph, relu, semi, as_given) = ctx.saved_tensors, ctx.settings
         grad, passes = grad.contiguous(), (loops.softened_back, loops.softened_back_to_edges)
-        given, wanted = (y, edge, *ctx.fixed, out, log_sum, grad), ctx.needs_input_grad[1]
+        given = *_held_back(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
         to_t = (grad * spread).sum().view_as(t) if spread is not None else None
-        return *_sent_back(passes, given, wanted, graph, ctx.as_given), to_t, *[None] * 4
+        return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
 
 
 def gated(
@@ -185,37 +238,51 @@ def gated(
     _check(graph, source, edge=edge)
     width = source.shape[1] // (1 if target.shape[1] == source.shape[1] else 2)
     graph.require("what targets add", target, (graph.num_nodes, width), source.dtype)
-    return _Gated.apply(source, target, edge, graph, 1 if softplus else None, as_given)
+    return _Gated.run(source, target, edge, graph, softplus, as_given)
 
 
-class _Gated(torch.autograd.Function):
+class _Gated(Kernel):
+    @staticmethod
+    def plain(source, target, edge, graph, softplus, as_given):
+        rows, index = _messages(source, edge, graph, False, as_given)
+        p, q = rows.chunk(2, dim=1)
+        own = target.index_select(0, index)
+        if target.shape[1] == source.shape[1]:
+            own, own_q = own.chunk(2, dim=1)
+            q = q + own_q
+        return _scattered((p + own).sigmoid() * (F.softplus(q) if softplus else q), index, graph)
+
     @staticmethod
     def forward(ctx, source, target, edge, graph, softplus, as_given):
-        source, target = source.contiguous(), target.contiguous()
-        edge = None if edge is None else edge.contiguous()
         out, slope = source.new_empty(graph.num_nodes, source.shape[1] // 2), None
         if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2]:  # else the backward pass looks at each edge again
-            slope = torch.empty_like(target)
-        whole = 1 if target.shape[1] == source.shape[1] else None
-        loops.gated(graph.num_edges, source, target, edge, whole, softplus, out, slope, *_by_target(graph, as_given))
-        ctx.graph, ctx.softplus, ctx.whole, ctx.as_given = graph, softplus, whole, as_given
+            slope = torch.empty(target.shape, dtype=target.dtype)
         ctx.save_for_backward(source, target, edge, slope)
+        ctx.settings = graph, softplus, as_given
+        source, target, edge = _contiguous(source, target, edge)
+        options = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
+        loops.gated(graph.num_edges, source, target, edge, *options, out, slope, *_by_target(graph, as_given))
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        (source, target, edge, slope), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
+    def back(ctx, grad):
+        (*tensors, slope), (graph, softplus, as_given) = ctx.saved_tensors, ctx.settings
+        source, target, edge, grad = _contiguous(*tensors, grad)
+        whole, softplus = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
         of_source, of_target, of_edge = torch.empty_like(source), None, None
-        of_sources = source, target, edge, 1, ctx.whole, ctx.softplus, False
-        loops.gated_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph, ctx.as_given))
+        of_sources = source, target, edge, 1, whole, softplus, False
+        loops.gated_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph, as_given))
         if slope is not None:
             of_target = _by_channel(slope, grad)
         elif ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             of_target, of_edge = torch.empty_like(target), torch.empty_like(edge) if ctx.needs_input_grad[2] else None
-            of_targets = target, source, edge, ctx.whole, 1, ctx.softplus, True
-            loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, ctx.as_given))
+            of_targets = target, source, edge, whole, 1, softplus, True
+            loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, as_given))
         return of_source, of_target, of_edge, *[None] * 3
+
+
+def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if one is None else one.contiguous() for one in tensors]
 
 
 def _by_channel(slope: Tensor, grad: Tensor) -> Tensor:
@@ -227,26 +294,30 @@ def modulated(x: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
     """Sums of relu(gamma[i] * x[j] + beta[i]), (N, F): `x` (num_sources, F), `target` (N, 2 F) beta and gamma."""
     _check(graph, x)
     graph.require("beta and gamma", target, (graph.num_nodes, 2 * x.shape[1]), x.dtype)
-    return _Modulated.apply(x, target, graph)
+    return _Modulated.run(x, target, graph)
 
 
-class _Modulated(torch.autograd.Function):
+class _Modulated(Kernel):
+    @staticmethod
+    def plain(x, target, graph):
+        beta, gamma = target.index_select(0, graph.row).chunk(2, dim=1)
+        return _scattered((gamma * x.index_select(0, graph.col) + beta).relu(), graph.row, graph)
+
     @staticmethod
     def forward(ctx, x, target, graph):
-        x, target = x.contiguous(), target.contiguous()
         out = x.new_empty(graph.num_nodes, x.shape[1])
-        slope = torch.empty_like(target) if ctx.needs_input_grad[1] else None
-        loops.modulated(graph.num_edges, x, target, out, slope, graph.rowptr, graph.col)
-        ctx.graph = graph
+        slope = torch.empty(target.shape, dtype=target.dtype) if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(x, target, slope)
+        ctx.settings = (graph,)
+        loops.modulated(graph.num_edges, *_contiguous(x, target), out, slope, graph.rowptr, graph.col)
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        (x, target, slope), back, grad = ctx.saved_tensors, ctx.graph.transposed, grad.contiguous()
+    def back(ctx, grad):
+        (*tensors, slope), (graph,) = ctx.saved_tensors, ctx.settings
+        (x, target, grad), back = _contiguous(*tensors, grad), graph.transposed
         of_x = torch.empty_like(x)
-        loops.modulated_back(ctx.graph.num_edges, x, target, grad, of_x, back.rowptr, back.col)
+        loops.modulated_back(graph.num_edges, x, target, grad, of_x, back.rowptr, back.col)
         return of_x, None if slope is None else _by_channel(slope, grad), None
 
 
@@ -254,28 +325,34 @@ def pairs(source: Tensor, target: Tensor, graph: Neighbours, relu: bool = False,
     """source[j] + target[i], with `relu` its positive part, of each edge in the order of `graph.col` or `as_given`,
     (E, F): `source` (num_sources, F), `target` (N, F)."""
     _check(graph, source, target)
-    return _Pairs.apply(source, target, graph, 1 if relu else None, as_given)
+    return _Pairs.run(source, target, graph, relu, as_given)
 
 
-class _Pairs(torch.autograd.Function):
+class _Pairs(Kernel):
+    @staticmethod
+    def plain(source, target, graph, relu, as_given):
+        sources, targets = _ends(graph, as_given)
+        both = source.index_select(0, sources) + target.index_select(0, targets)
+        return both.relu() if relu else both
+
     @staticmethod
     def forward(ctx, source, target, graph, relu, as_given):
-        source, target = source.contiguous(), target.contiguous()
         out = source.new_empty(graph.num_edges, source.shape[1])
-        loops.pairs(graph.num_edges, source, target, relu, out, *_by_target(graph, as_given))
-        ctx.graph, ctx.relu, ctx.as_given = graph, relu, as_given
         ctx.save_for_backward(source, target, out if relu else None)
+        ctx.settings = graph, relu, as_given
+        given = *_contiguous(source, target), 1 if relu else None
+        loops.pairs(graph.num_edges, *given, out, *_by_target(graph, as_given))
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        (source, target, out), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
-        of_source, of_target = torch.empty_like(source), torch.empty_like(target)
-        given = graph.num_edges, grad, grad if out is None else out, ctx.relu
+    def back(ctx, grad):
+        (source, target, out), (graph, relu, as_given) = ctx.saved_tensors, ctx.settings
+        grad = grad.contiguous()
+        of_source, of_target = (grad.new_empty(one.shape) for one in (source, target))
+        given = graph.num_edges, grad, grad if out is None else out, 1 if relu else None
         for into, (rowptr, _, order) in (
-            (of_source, _by_source(graph, ctx.as_given)),
-            (of_target, _by_target(graph, ctx.as_given)),
+            (of_source, _by_source(graph, as_given)),
+            (of_target, _by_target(graph, as_given)),
         ):
             loops.pairs_back(*given, into, rowptr, order)
         return of_source, of_target, None, None, None
@@ -285,23 +362,27 @@ def scaled(x: Tensor, edge: Tensor, graph: Neighbours) -> Tensor:
     """Sums of x[j] * edge, entry by entry, (N, F): `x` (num_sources, F), `edge` (E, F) in the order of the edges
     given."""
     _check(graph, x, edge=edge)
-    return _Scaled.apply(x, edge, graph)
+    return _Scaled.run(x, edge, graph)
 
 
-class _Scaled(torch.autograd.Function):
+class _Scaled(Kernel):
+    @staticmethod
+    def plain(x, edge, graph):
+        source, target = graph.edges
+        return _scattered(x.index_select(0, source) * edge, target, graph)
+
     @staticmethod
     def forward(ctx, x, edge, graph):
-        x, edge = x.contiguous(), edge.contiguous()
         out = x.new_empty(graph.num_nodes, x.shape[1])
-        loops.scaled(graph.num_edges, x, edge, out, *_by_target(graph, True))
-        ctx.graph = graph
         ctx.save_for_backward(x, edge)
+        ctx.settings = (graph,)
+        loops.scaled(graph.num_edges, *_contiguous(x, edge), out, *_by_target(graph, True))
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        (x, edge), graph, grad = ctx.saved_tensors, ctx.graph, grad.contiguous()
+    def back(ctx, grad):
+        (graph,) = ctx.settings
+        x, edge, grad = _contiguous(*ctx.saved_tensors, grad)
         of_x, of_edge = (
             torch.empty_like(one) if ctx.needs_input_grad[at] else None for at, one in enumerate((x, edge))
         )

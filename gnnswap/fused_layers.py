@@ -8,7 +8,7 @@ the aggregation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,17 +20,31 @@ from torch_geometric.nn import aggr
 
 from gnnswap import fused
 from gnnswap.attention import head_sum
-from gnnswap.direct import Edges, Form, after_first, first_of, hooked, plain_linear
+from gnnswap.direct import (
+    AGGREGATIONS,
+    FORMS,
+    LINEAR,
+    Edges,
+    Form,
+    Options,
+    after_first,
+    entered,
+    first_of,
+    kind_of,
+    needs,
+    no_options,
+    opens,
+)
 from gnnswap.fused import Compiled
 from gnnswap.neighbours import Neighbours
 
 MOMENTS = {  # what an aggregation is made of
-    aggr.SumAggregation: ("sum",),
-    aggr.MeanAggregation: ("sum",),
-    aggr.MinAggregation: ("min",),
-    aggr.MaxAggregation: ("max",),
-    aggr.VarAggregation: ("sum", "squares"),
-    aggr.StdAggregation: ("sum", "squares"),
+    "sum": ("sum",),
+    "mean": ("sum",),
+    "min": ("min",),
+    "max": ("max",),
+    "var": ("sum", "squares"),
+    "std": ("sum", "squares"),
 }
 
 
@@ -45,13 +59,13 @@ def compilation() -> list[str]:
     return [f"compiled passes over edges: {Compiled.seconds:.1f} s, {where}"]
 
 
-def _prepare(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+def _prepare(options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
     if values is not None and values.requires_grad:  # made anew in each step, and read once
         return Edges(graph, values, as_given=True)
     return Edges(graph, None if values is None else graph.sorted_weight(values))
 
 
-def _as_given(layer: nn.Module, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
+def _as_given(options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
     return Edges(graph, values)
 
 
@@ -67,72 +81,95 @@ def _degree(given: Any, x: Tensor) -> Tensor:
     return utils.degree(given.edge_index[1], x.shape[0], x.dtype).unsqueeze(1)
 
 
-def aggregated(
-    kinds: Sequence[nn.Module], y: Tensor, graph: Neighbours, edge: Tensor | None, relu: bool, as_given: bool = False
+def _aggregated(
+    kinds: Sequence[str], y: Tensor, graph: Neighbours, edge: Tensor | None, relu: bool, as_given: bool = False
 ) -> list[Tensor]:
     """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F)."""
-    wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS.get(type(kind), ()))
-    made = dict(zip(wanted, fused.moments(y, graph, wanted, edge, relu, as_given), strict=True)) if wanted else {}
-    count = graph.once(("count", y.dtype), lambda: graph.degree.clamp(min=1).to(y.dtype).unsqueeze(1))
-    if "squares" in made:
+    wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS[kind])
+    made = dict(zip(wanted, fused.moments(y, graph, wanted, edge, relu, as_given), strict=True))
+    if "sum" in made:
+        count = graph.once(_counts, y.dtype)
         made["mean"] = made["sum"] / count
+    if "squares" in made:
         made["var"] = made["squares"] / count - made["mean"] * made["mean"]
+        made["std"] = made["var"].clamp(min=1e-5).sqrt().masked_fill(made["var"] <= 1e-5, 0.0)
+    return [made[kind] for kind in kinds]
 
-    def of(kind: nn.Module) -> Tensor:
-        if isinstance(kind, aggr.SoftmaxAggregation):
-            t = kind.t if isinstance(kind.t, Tensor) else y.new_tensor([kind.t])
-            return fused.softened(y, graph, t, edge, relu, kind.semi_grad, as_given)
-        if isinstance(kind, aggr.MeanAggregation):
-            return made["mean"] if "mean" in made else made["sum"] / count
-        if isinstance(kind, aggr.StdAggregation):
-            return made["var"].clamp(min=1e-5).sqrt().masked_fill(made["var"] <= 1e-5, 0.0)
-        return made["var"] if isinstance(kind, aggr.VarAggregation) else made[MOMENTS[type(kind)][0]]
 
-    return [of(kind) for kind in kinds]
+def _counts(graph: Neighbours, dtype: torch.dtype) -> Tensor:
+    return graph.degree.clamp(min=1).to(dtype).unsqueeze(1)
 
 
 def _weights(linear: nn.Module | None) -> list[Tensor]:
     return [] if linear is None else [p for p in (linear.weight, linear.bias) if p is not None]
 
 
-def _kinds(module: nn.Module) -> list[nn.Module]:
+def _parts(module: nn.Module) -> list[nn.Module]:
     return list(module.aggrs) if isinstance(module, aggr.MultiAggregation) else [module]
 
 
-def _aggregate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """Tensors: y (N, T, F); of edges a weight (T F, D) and a bias."""
+def _kinds(layer: nn.Module) -> tuple[str, ...]:
+    """The aggregations of a layer that may have several."""
+    parts = _parts(getattr(layer.aggr_module, "aggr", layer.aggr_module))
+    return tuple(AGGREGATIONS.get(type(one), type(one).__name__) for one in parts)
+
+
+def _aggregate_options(layer: nn.Module) -> Options:
+    """(aggregations, is the positive part taken of messages with features, do the weights of a softmax let no gradient
+    through)."""
+    module = layer.aggr_module
+    half = getattr(module, "semi_grad", False) and not getattr(module, "learn", False)
+    return _kinds(layer), isinstance(layer, (pyg.GINEConv, pyg.GENConv)), bool(half)
+
+
+def _aggregate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """Tensors: y (N, T, F); of a softmax its t (1,); of edges a weight (T F, D) and a bias."""
+    kinds, relu, half = options
     y, *of_edge = tensors
-    kinds = _kinds(getattr(layer.aggr_module, "aggr", layer.aggr_module))
-    relu = isinstance(layer, (pyg.GINEConv, pyg.GENConv))
-    out = aggregated(kinds, y.flatten(1), edges.graph, _rows_of(edges, of_edge), relu, edges.as_given)
+    rows, graph = y.flatten(1), edges.graph
+    if kinds == ("softmax",):
+        t, *of_edge = of_edge
+        out = [fused.softened(rows, graph, t, _rows_of(edges, of_edge), relu, half, edges.as_given)]
+    else:
+        out = _aggregated(kinds, rows, graph, _rows_of(edges, of_edge), relu, edges.as_given)
     return torch.cat(out, dim=1).view(y.shape[0], -1, y.shape[2])
 
 
 def _gine(layer: pyg.GINEConv, x: Tensor, given: Any) -> Tensor:
-    out = given.attend(layer, [x.unsqueeze(1), *_weights(layer.lin)]).squeeze(1)
+    weights = _weights(layer.lin) if given.features is not None else []
+    out = given.attend(_aggregate, _aggregate_options(layer), [x.unsqueeze(1), *weights]).squeeze(1)
     return layer.nn(out + (1 + layer.eps) * x)
 
 
 def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
-    if not isinstance(given, Edges) and isinstance(getattr(layer.aggr_module, "t", None), nn.Parameter):
-        return layer._original.forward(layer, x, given.edge_index, given.features)  # its gradient has no operator
-    y = layer.lin_src(x) if hasattr(layer, "lin_src") else x
+    y, options, kind = layer.lin_src(x) if hasattr(layer, "lin_src") else x, _aggregate_options(layer), kind_of(layer)
+    t = [_temperature(layer.aggr_module, y)] if kind == "softmax" else []
     if given.features is None:
-        out = given.attend(layer, [(y.relu() + layer.eps).unsqueeze(1)]).squeeze(1)
+        out = given.attend(_aggregate, options, [(y.relu() + layer.eps).unsqueeze(1), *t]).squeeze(1)
     else:
+        weights = _weights(getattr(layer, "lin_edge", None))
+        out = given.attend(_aggregate, options, [y.unsqueeze(1), *t, *weights]).squeeze(1)
         degree = _degree(given, y)
-        shift = degree if isinstance(layer.aggr_module, aggr.SumAggregation) else degree.clamp(max=1)
-        out = given.attend(layer, [y.unsqueeze(1), *_weights(getattr(layer, "lin_edge", None))]).squeeze(1)
-        out = out + layer.eps * shift
+        out = out + layer.eps * (degree if kind == "sum" else degree.clamp(max=1))
     if hasattr(layer, "msg_norm"):
-        out = layer.msg_norm(y if not hasattr(layer, "lin_src") else x, out)
+        out = layer.msg_norm(x, out)
     return layer.mlp(out + (layer.lin_dst(x) if hasattr(layer, "lin_dst") else x))
 
 
-def _gate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _temperature(softmax: aggr.SoftmaxAggregation, y: Tensor) -> Tensor:
+    """t of its softmax, (1,): a number, or a parameter."""
+    return softmax.t if isinstance(softmax.t, Tensor) else y.new_full((1,), softmax.t)
+
+
+def _gate_options(layer: nn.Module) -> Options:
+    """(is what the gate lets through a softplus?)"""
+    return (isinstance(layer, pyg.CGConv),)
+
+
+def _gate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Tensors: of sources (N, 2, F); of targets (N, 2, F), or what goes to the gate, (N, 1, F); of edges a weight."""
     source, target, *of_edge = (one.flatten(1) for one in tensors)
-    softplus, rows = isinstance(layer, pyg.CGConv), _rows_of(edges, of_edge)
+    (softplus,), rows = options, _rows_of(edges, of_edge)
     return fused.gated(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
 
 
@@ -146,7 +183,7 @@ def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
     if given.features is not None:
         of_edges = [key.weight[:, inputs:] + query.weight[:, inputs:], value.weight[:, inputs:]]
         tensors.append(torch.cat(of_edges))
-    out = given.attend(layer, tensors).squeeze(1)
+    out = given.attend(_gate, _gate_options(layer), tensors).squeeze(1)
     out = out + layer.lin_skip(x) if layer.root_weight else out
     return out if layer.bias is None else out + layer.bias
 
@@ -160,18 +197,18 @@ def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
     tensors = [F.linear(x, weight[:, width : 2 * width]).unflatten(1, (2, width)), target]
     if given.features is not None:
         tensors.append(weight[:, 2 * width :])
-    out = given.attend(layer, tensors).squeeze(1)
+    out = given.attend(_gate, _gate_options(layer), tensors).squeeze(1)
     return (out if layer.bn is None else layer.bn(out)) + x
 
 
 def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
     beta, gamma = layer.film_skip(x).split(layer.out_channels, dim=-1)
     own = (gamma * layer.lin_skip(x) + beta).relu()
-    out = given.attend(layer, [layer.lins[0](x).unsqueeze(1), layer.films[0](x)]).squeeze(1)
-    return own + (out / _degree(given, x).clamp(min=1) if layer.aggr == "mean" else out)
+    out = given.attend(_modulate, (), [layer.lins[0](x).unsqueeze(1), layer.films[0](x)]).squeeze(1)
+    return own + (out / _degree(given, x).clamp(min=1) if kind_of(layer) == "mean" else out)
 
 
-def _modulate(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _modulate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     return fused.modulated(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
 
 
@@ -191,12 +228,12 @@ def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
     if given.features is not None:  # two linear layers in a row are one
         tensors.append((of_edge @ layer.edge_encoder.weight).flatten(0, 1))
         bias = bias + of_edge @ layer.edge_encoder.bias
-    kinds = _kinds(layer.aggr_module.aggr)
-    out = given.attend(layer, tensors, len(kinds) * towers).view(x.shape[0], len(kinds), towers, width)
+    options = kinds, *_ = _aggregate_options(layer)
+    out = given.attend(_aggregate, options, tensors, len(kinds) * towers).view(x.shape[0], len(kinds), towers, width)
     degree = _degree(given, x).unsqueeze(2)
-    target = (target + bias) * degree.clamp(max=1)  # of what a target adds to all of its messages
-    shifts = {aggr.SumAggregation: degree, aggr.VarAggregation: None, aggr.StdAggregation: None}
-    parts = [_shifted(one, target, shifts.get(type(kind), 1)) for kind, one in zip(kinds, out.unbind(1), strict=True)]
+    target = (target + bias).masked_fill(degree == 0, 0.0)  # of what a target adds to all of its messages
+    times = {"sum": degree, "var": 0, "std": 0}  # 0 * NaN is NaN, as of PyG
+    parts = [one + times.get(kind, 1) * target for kind, one in zip(kinds, out.unbind(1), strict=True)]
     out, scales = torch.cat(parts, dim=2), _scales(layer.aggr_module, degree)
     return layer.lin(torch.cat([_post(one, x[:, at], out[:, at], scales) for at, one in enumerate(layer.post_nns)], 1))
 
@@ -213,12 +250,6 @@ def _post(network: nn.Sequential, x: Tensor, out: Tensor, scales: Tensor) -> Ten
     return after_first(network, F.linear(x, of_x, first.bias) + scaled.sum(dim=1))
 
 
-def _shifted(out: Tensor, target: Tensor, factor: Tensor | int | None) -> Tensor:
-    if factor is None:
-        return out
-    return out + factor * target
-
-
 def _scales(scaler: nn.Module, degree: Tensor) -> Tensor:
     """What `DegreeScalerAggregation` multiplies by, (N, S, 1); degree (N, 1, 1)."""
     some = degree.clamp(min=1)
@@ -232,17 +263,37 @@ def _scales(scaler: nn.Module, degree: Tensor) -> Tensor:
     return torch.cat([scale[name]() for name in scaler.scaler], dim=1)
 
 
+def _pna_opens(layer: pyg.PNAConv) -> list[nn.Module]:
+    networks = [*layer.pre_nns, *layer.post_nns]
+    modules = [layer.pre_nns, layer.post_nns, *(module for network in networks for module in entered(network))]
+    scaler = layer.aggr_module
+    modules += [scaler, *scaler.modules()]
+    return modules if layer.edge_dim is None else [*modules, layer.edge_encoder]
+
+
 def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
-    """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target."""
+    """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target.
+
+    Within a trace it is PyG's code: rows of edges have no operator.
+    """
     if not isinstance(given, Edges):
-        return layer._original.forward(layer, x, given.edge_index)
-    first = first_of(layer.nn)
+        return pyg.EdgeConv.forward(layer, x, given.edge_index)
+    first, relu = first_of(layer.nn), _relu_behind(layer.nn)
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
-    second = layer.nn[1] if type(layer.nn) is nn.Sequential and len(layer.nn) > 1 else None
-    relu = type(second) is nn.ReLU and not hooked(second)
-    rows = fused.pairs(F.linear(x, other), F.linear(x, own - other, first.bias), graph, relu)
-    rows = after_first(layer.nn, rows, 1 + relu)
-    return aggregated([layer.aggr_module], rows, graph.of_edges, None, False)[0]
+    source = F.linear(x, other)
+    rows = fused.pairs(source, F.linear(x, own, first.bias) - source, graph, bool(relu))
+    rows = after_first(layer.nn, rows, 1 + len(relu))
+    return _aggregated([kind_of(layer)], rows, graph.of_edges, None, False)[0]
+
+
+def _relu_behind(network: nn.Module) -> list[nn.Module]:
+    """The ReLU behind the first layer of a Sequential, if there is one."""
+    behind = list(network)[1:2] if type(network) is nn.Sequential else []
+    return [one for one in behind if type(one) is nn.ReLU]
+
+
+def _edge_conv_opens(layer: pyg.EdgeConv) -> list[nn.Module]:
+    return [layer.aggr_module, *entered(layer.nn), *_relu_behind(layer.nn)]
 
 
 def _nn_conv(layer: pyg.NNConv, x: Tensor, given: Any) -> Tensor:
@@ -255,9 +306,9 @@ def _nn_conv(layer: pyg.NNConv, x: Tensor, given: Any) -> Tensor:
     if last.bias is not None:
         channels = torch.cat([channels, channels.new_ones(channels.shape[0], 1)], dim=1)
         weight = torch.cat([weight, last.bias.unsqueeze(1)], dim=1)
-    summed = given.attend(layer, [x.unsqueeze(1), channels], channels.shape[1]).flatten(1)
+    summed = given.attend(_sum_by_channel, (), [x.unsqueeze(1), channels], channels.shape[1]).flatten(1)
     out = summed @ weight.unflatten(0, (x.shape[1], -1)).permute(2, 0, 1).flatten(0, 1)
-    out = out / _degree(given, x).clamp(min=1) if layer.aggr == "mean" else out
+    out = out / _degree(given, x).clamp(min=1) if kind_of(layer) == "mean" else out
     out = out + layer.lin(x) if layer.root_weight else out
     return out if layer.bias is None else out + layer.bias
 
@@ -266,79 +317,81 @@ def _modules_of(network: nn.Module) -> list[nn.Module]:
     return list(network) if type(network) is nn.Sequential else [network]
 
 
-def _sum_by_channel(layer: nn.Module, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _nn_conv_opens(layer: pyg.NNConv) -> list[nn.Module]:
+    last = _modules_of(layer.nn)[-1]
+    return [layer.aggr_module, last] if last is layer.nn else [layer.aggr_module, layer.nn, last]
+
+
+def _sum_by_channel(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Tensors: x (N, 1, F); channels of edges (E, K), as they are given."""
     return head_sum(tensors[0], edges.graph, edges.graph.sorted_weight(tensors[1]))
 
 
-def _aggregation(layer: nn.Module, *allowed: type[nn.Module]) -> str:
-    module = getattr(layer.aggr_module, "aggr", layer.aggr_module)
-    return "" if all(type(one) in allowed for one in _kinds(module)) else f"aggr={layer.aggr!r}"
-
-
-def _single(layer: nn.Module, *more: type[nn.Module]) -> str:
+def _single(layer: nn.Module, *more: str) -> str:
     several = isinstance(layer.aggr_module, aggr.MultiAggregation)
-    return "several aggregations" if several else _aggregation(layer, *MOMENTS, *more)
+    return "several aggregations" if several else needs(*MOMENTS, *more)(layer)
 
 
 def _gen_why_not(layer: pyg.GENConv) -> str:
-    if getattr(layer.aggr_module, "channels", 1) != 1:
+    if kind_of(layer) in ("var", "std"):
+        return f"aggr={layer.aggr!r}"
+    t = getattr(layer.aggr_module, "t", 1.0)
+    if isinstance(t, Tensor) and t.shape != (1,):
         return "a temperature for each channel"
-    return _single(layer, aggr.SoftmaxAggregation) or (
-        "aggr='var'" if type(layer.aggr_module) in (aggr.VarAggregation, aggr.StdAggregation) else ""
-    )
+    return _single(layer, "softmax")
 
 
 def _pna_why_not(layer: pyg.PNAConv) -> str:
     scaler = layer.aggr_module
-    inner = scaler.aggr if isinstance(scaler, aggr.DegreeScalerAggregation) else None
+    inner = scaler.aggr if type(scaler) is aggr.DegreeScalerAggregation else None
     if inner is None or (isinstance(inner, aggr.MultiAggregation) and inner.mode != "cat"):
         return "its aggregation"
     if any(len(one) != 1 for one in layer.pre_nns):
         return "several layers before the aggregation"
-    if any(hooked(one) or not plain_linear(one[0]) for one in (*layer.pre_nns, *layer.post_nns)):
-        return "hooks of its networks"
-    if any(getattr(one, "semi_grad", False) for module in _kinds(inner) for one in module.modules()):
+    if any(type(first_of(one)) not in LINEAR for one in (*layer.pre_nns, *layer.post_nns)):
+        return "a network that begins with no linear layer"
+    if any(getattr(one, "semi_grad", False) for module in _parts(inner) for one in module.modules()):
         return "half a gradient"
-    return _aggregation(layer, *MOMENTS)
+    return "" if all(kind in MOMENTS for kind in _kinds(layer)) else f"aggr={layer.aggr!r}"
 
 
 def _edge_conv_why_not(layer: pyg.EdgeConv) -> str:
-    first = first_of(layer.nn)
-    if first is None or not plain_linear(first):
+    if type(first_of(layer.nn)) not in LINEAR:
         return "its network begins with no linear layer"
     return _single(layer)
 
 
 def _nn_conv_why_not(layer: pyg.NNConv) -> str:
-    network = layer.nn
-    if not isinstance(network, nn.Module) or hooked(network) or not plain_linear(_modules_of(network)[-1]):
+    if not isinstance(layer.nn, nn.Module) or type(_modules_of(layer.nn)[-1]) not in LINEAR:
         return "its network ends with no linear layer"
-    return _aggregation(layer, aggr.SumAggregation, aggr.MeanAggregation)
+    return needs("sum", "mean")(layer)
 
 
 def _res_gated_why_not(layer: pyg.ResGatedGraphConv) -> str:
-    return _sum_alone(layer) if isinstance(layer.act, nn.Sigmoid) else "another activation"
+    return needs("sum")(layer) if type(layer.act) is nn.Sigmoid else "another activation"
 
 
 def _film_why_not(layer: pyg.FiLMConv) -> str:
-    if layer.num_relations > 1 or not isinstance(layer.act, nn.ReLU):
+    if layer.num_relations > 1 or type(layer.act) is not nn.ReLU:
         return "several relations or another activation"
-    return _aggregation(layer, aggr.SumAggregation, aggr.MeanAggregation)
+    return needs("sum", "mean")(layer)
 
 
-def _sum_alone(layer: nn.Module) -> str:
-    return _aggregation(layer, aggr.SumAggregation)
+def _form(
+    kind: type[nn.Module], run: Callable, options: Callable, opened: Callable, why: Callable, attend: Any
+) -> Form:
+    return Form(kind, run, _prepare, options, opened, "edge_attr", why, attend)
 
 
-_LINEARS = ("lin_key", "lin_query", "lin_value")
-FORMS: dict[type[nn.Module], Form] = {
-    pyg.GINEConv: Form(_gine, _prepare, ("lin",), "edge_attr", _single, _aggregate),
-    pyg.GENConv: Form(_gen, _prepare, ("lin_edge",), "edge_attr", _gen_why_not, _aggregate),
-    pyg.PNAConv: Form(_pna, _prepare, ("edge_encoder",), "edge_attr", _pna_why_not, _aggregate),
-    pyg.EdgeConv: Form(_edge_conv, _prepare, (), "", _edge_conv_why_not),
-    pyg.ResGatedGraphConv: Form(_res_gated, _prepare, _LINEARS, "edge_attr", _res_gated_why_not, _gate),
-    pyg.NNConv: Form(_nn_conv, _as_given, (), "edge_attr", _nn_conv_why_not, _sum_by_channel),
-    pyg.CGConv: Form(_cg, _prepare, ("lin_f", "lin_s"), "edge_attr", _sum_alone, _gate),
-    pyg.FiLMConv: Form(_film, _prepare, (), "", _film_why_not, _modulate),
-}
+_GATED = opens("lin_key", "lin_query", "lin_value", "act")
+_FORMS = (
+    _form(pyg.GINEConv, _gine, _aggregate_options, opens("lin"), _single, _aggregate),
+    _form(pyg.GENConv, _gen, _aggregate_options, opens("lin_edge"), _gen_why_not, _aggregate),
+    _form(pyg.PNAConv, _pna, _aggregate_options, _pna_opens, _pna_why_not, _aggregate),
+    _form(pyg.ResGatedGraphConv, _res_gated, _gate_options, _GATED, _res_gated_why_not, _gate),
+    _form(pyg.CGConv, _cg, _gate_options, opens("lin_f", "lin_s"), needs("sum"), _gate),
+    Form(pyg.EdgeConv, _edge_conv, _prepare, no_options, _edge_conv_opens, "", _edge_conv_why_not),
+    Form(pyg.NNConv, _nn_conv, _as_given, no_options, _nn_conv_opens, "edge_attr", _nn_conv_why_not, _sum_by_channel),
+    Form(pyg.FiLMConv, _film, _prepare, no_options, opens("act"), "", _film_why_not, _modulate),
+)
+FORMS.update({form.kind: form for form in _FORMS})

@@ -2,27 +2,29 @@
 
 PyG's `propagate` gathers a row for each edge, asks `message` what becomes of it, and scatters. Where the message is
 linear in one argument `x_j`, and the aggregation is a sum or a mean, the weight of an edge is what `message` gives for
-a row of ones, and one bag does the rest. Whether that is so `equivalence` tells, for the layers of PyG and for
-anybody's own. This is what the trial runs:
+a row of ones, and one sum over neighbours does the rest:
 
-    summed(layer, graphs, "x", edge_index, size, arguments)     # what propagate gives, None where it is not covered
+    summed(layer, graphs, "x", edge_index, size, arguments)     # what propagate gives; raises NotLinear
 
+The message runs in every call, on rows that say whether it is linear in them (`probe`): so a value, a mode or a
+global that it reads is seen. Of PyG's own messages, whose code is known, what follows from the arguments alone is kept.
 PyG's functions that derive edges or norms from edges (`gcn_norm`, `add_self_loops`, ...) are called again and again
-with the same tensors: `rebound` gives a layer's code ones that remember what they computed, and a softmax that knows
-the graph.
+with the same tensors: `remembering_code` gives PyG's own code ones that remember what they computed.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex, utils
+from torch_geometric import utils
 from torch_geometric.nn import HGTConv, aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -31,50 +33,42 @@ from gnnswap import fused, pushdown
 from gnnswap.aggregation import weighted_sum_sorted
 from gnnswap.attention import attend, head_products, head_sum, segment_softmax
 from gnnswap.cache import TensorCache
+from gnnswap.guards import COMPUTED_IN, PLAIN, SCALARS, hooked_anywhere, is_edge_index, written_by_pyg
 from gnnswap.inputs import tensors_in
 from gnnswap.neighbours import GraphCache, Moved, Neighbours
+from gnnswap.probe import NotLinear, NotThisCall, ProbeRow, weight_of
 from gnnswap.sums import Largest, fixed_sum
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
-HOOKS = [f"_{place}_forward_{when}hooks" for place in ("propagate", "message", "aggregate", "edge_update")
-         for when in ("", "pre_")]  # fmt: skip
+_AGGREGATE = {kind: kind.forward for kind in AGGREGATIONS}  # as PyG wrote them
 SOURCE, TARGET = 0, 1
-PRECISE = torch.float32, torch.float64  # of which there is a pass for maxima
+ON_NODES = "rows of both ends"  # in place of an argument's name: `pushdown`
+WHOLE = "*"  # in place of an argument's name: all that `propagate` does, for layers of these classes
+_REPLACEABLE = {"aggregate", "update", "propagate", "edge_update", "edge_updater", "_collect"}  # on an instance
 
 
-def plain(edge_index: Any) -> bool:
-    """Is it a tensor of edges (2, E) on the CPU, and nothing that PyG takes in its place?"""
+def supported(layer: MessagePassing, kind: type[MessagePassing], edge_index: Any) -> bool:
+    """Can this call of `propagate` be one sum, of a layer of the class `kind`? Not where PyG's code between message and
+    result is replaced, explained, or has hooks within it or in a module inside."""
+    aggregation = layer._modules.get("aggr_module")
     return (
-        isinstance(edge_index, Tensor)
-        and not isinstance(edge_index, EdgeIndex)
-        and edge_index.layout is torch.strided
-        and edge_index.device.type == "cpu"
-        and edge_index.dim() == 2
-        and edge_index.shape[0] == 2
-        and edge_index.dtype in (torch.int64, torch.int32)
-    )
-
-
-def covered(layer: MessagePassing, edge_index: Any) -> bool:
-    """Can this call of `propagate` be one sum? Not where it is traced, explained, or has hooks within it."""
-    attributes = layer.__dict__
-    return (
-        plain(edge_index)
+        is_edge_index(edge_index)
         and edge_index.shape[1] > 0
         and layer.flow == "source_to_target"
         and layer.decomposed_layers == 1
-        and type(layer.aggr_module) in AGGREGATIONS
-        and type(layer).aggregate is MessagePassing.aggregate
-        and not torch.is_autocast_enabled("cpu")
-        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
-        and not (attributes["_explain"] or any(attributes[hooks] for hooks in HOOKS))
+        and type(aggregation) in AGGREGATIONS
+        and type(aggregation).forward is _AGGREGATE[type(aggregation)]
+        and kind.aggregate is MessagePassing.aggregate
+        and kind._collect is MessagePassing._collect
+        and not (_REPLACEABLE & layer.__dict__.keys())
+        and not hooked_anywhere(layer)
     )
 
 
 def sources_of(layer: MessagePassing, arguments: dict[str, Any]) -> list[str]:
     """Arguments of this call that `message` wants at the source of each edge: x for `x_j`."""
     names = layer.inspector.get_param_names("message")
-    whole = [WHOLE] if isinstance(layer, tuple(WHOLES)) else []
+    whole = [WHOLE] if _whole(layer) else []
     sources = [name[:-2] for name in names if name.endswith("_j") and name[:-2] in arguments]
     return [*whole, *sources, ON_NODES] if sources else whole
 
@@ -107,28 +101,29 @@ def node_dimension(layer: MessagePassing, x: Tensor) -> int | None:
 
 def summed(
     layer: MessagePassing, graphs: GraphCache, name: str, edge_index: Tensor, size: Any, arguments: dict[str, Any]
-) -> Tensor | None:
-    """What the layer's `propagate` gives, by one sum over the argument `name`; None where this call is not covered."""
+) -> Tensor:
+    """What the layer's `propagate` gives, by one sum over the argument `name`.
+
+    Raises:
+        NotLinear: this call is none that one sum can do.
+    """
     both = sizes(layer, size, arguments)
+    if both is None:
+        raise NotThisCall("its nodes stand in a dimension of their own")
+    graph = graphs.get(edge_index, both[TARGET], both[SOURCE])
     if name == WHOLE:
-        form = next(form for kind, form in WHOLES.items() if isinstance(layer, kind))
-        return None if both is None else form(layer, graphs.get(edge_index, both[TARGET], both[SOURCE]), **arguments)
+        return _WHOLES[_whole(layer)](layer, graph, **arguments)
     if name == ON_NODES:
-        graph = both and graphs.get(edge_index, both[TARGET], both[SOURCE])
-        out = None if both is None else _on_nodes(layer, graph, both, arguments)
-        return None if out is None else _updated(layer, out, edge_index, both, arguments)
+        return _updated(layer, _on_nodes(layer, graph, edge_index, both, arguments), edge_index, both, arguments)
     given = arguments[name]
     x = given[SOURCE] if isinstance(given, (tuple, list)) else given
-    if both is None or not isinstance(x, Tensor) or x.dim() not in (2, 3) or not x.is_floating_point():
-        return None
-    graph, static = graphs.get(edge_index, both[TARGET], both[SOURCE]), node_dimension(layer, x) == 1
+    if type(x) not in PLAIN or x.dtype not in COMPUTED_IN or x.dim() not in (2, 3):
+        raise NotThisCall("its rows have another type or shape")
+    static = node_dimension(layer, x) == 1
     if static and (given is not x or type(layer).update is not MessagePassing.update):
-        return None
-    rows = x.transpose(0, 1).reshape(x.shape[1], -1) if static else x  # (B, N, F): one bag over B F numbers a node
-    call = _Call(layer, name, graph, both, arguments, x, static)
-    out = call.total(rows)
-    if out is None:
-        return None
+        raise NotThisCall("its nodes stand in a dimension of their own")
+    rows = x.transpose(0, 1).reshape(x.shape[1], -1) if static else x  # (B, N, F): one sum over B F numbers a node
+    out = _Call(layer, name, graph, edge_index, both, arguments, x, static).total(rows)
     if static:
         return out.view(-1, x.shape[0], x.shape[2]).transpose(0, 1).contiguous()  # may be viewed
     return _updated(layer, out, edge_index, both, arguments)
@@ -142,42 +137,65 @@ def _updated(layer: MessagePassing, out: Tensor, edge_index: Tensor, both: tuple
     return layer.update(out, **layer.inspector.collect_param_data("update", wanted))
 
 
-def _on_nodes(layer: MessagePassing, graph: Neighbours, both: tuple[int, int], arguments: dict) -> Tensor | None:
+def _on_nodes(
+    layer: MessagePassing, graph: Neighbours, edge_index: Tensor, both: tuple[int, int], arguments: dict
+) -> Tensor:
     """What the layer aggregates, where its message begins with a linear layer over rows of both ends."""
-    names, ends = layer.inspector.get_flat_param_names(["message"]), Ends.of(graph)
+    names = layer.inspector.get_flat_param_names(["message"])
     rows = pushdown.of_arguments(graph, names, arguments)
     if not rows:
-        return None
-    given = layer._collect(set(names) - rows.keys(), ends.index, list(both), arguments) | rows
-    given["index"] = given["edge_index_i"] = ends.target
-    out = layer.message(**layer.inspector.collect_param_data("message", given))
+        raise NotLinear("its message reads no rows of nodes")
+    out = _message(layer, graph, edge_index, both, arguments, rows)
     if not any(one.linears for one in rows.values()):
-        return None
-    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[0] != graph.num_edges or out.dtype not in PRECISE:
-        return None
+        raise NotLinear("its message begins with no linear layer")
+    if type(out) is not Tensor or out.dim() != 2 or out.shape[0] != graph.num_edges or out.dtype not in COMPUTED_IN:
+        raise NotLinear("its message has another type or shape")
     return _aggregated(out, graph.of_given_edges, AGGREGATIONS[type(layer.aggr_module)])
 
 
-def _aggregated(rows: Tensor, graph: Neighbours, how: str) -> Tensor | None:
-    """The sum, mean or maximum of the rows of the sources; None where there is no pass for it."""
+def _message(
+    layer: MessagePassing, graph: Neighbours, edge_index: Tensor, both: tuple[int, int], arguments: dict, rows: dict
+) -> Any:
+    """What the layer's `message` gives, with `rows` for some of its arguments; PyG's own code gets edges by which its
+    softmax knows the graph."""
+    names = layer.inspector.get_flat_param_names(["message"])
+    code = own_code(layer, "message")
+    ends = edge_index if code is None else ends_of(graph).index
+    given = layer._collect(set(names) - rows.keys(), ends, list(both), arguments) | rows
+    if code is not None:
+        given["index"] = given["edge_index_i"] = ends_of(graph).target
+        return code(layer, **layer.inspector.collect_param_data("message", given))
+    return layer.message(**layer.inspector.collect_param_data("message", given))
+
+
+def own_code(layer: MessagePassing, name: str) -> Callable | None:
+    """PyG's own function of this name, with functions that remember; None where it is anybody else's."""
+    function = None if name in layer.__dict__ else getattr(type(layer), name)
+    return remembering_code(function) if is_pyg_code(function) else None
+
+
+def _aggregated(rows: Tensor, graph: Neighbours, how: str) -> Tensor:
+    """The sum, mean or maximum of the rows of the sources."""
     if how == "max":
-        return Largest(graph)(rows) if rows.dim() == 2 and rows.dtype in PRECISE else None
+        if rows.dim() != 2 or rows.dtype not in COMPUTED_IN:
+            raise NotLinear("a maximum over rows of several heads")
+        return Largest(graph)(rows)
     weight = None if how == "sum" else graph.cast("mean_weight", rows.dtype)
     return weighted_sum_sorted(rows.reshape(rows.shape[0], -1), graph, weight).view(-1, *rows.shape[1:])
 
 
 class Ends:
     """The edges of a prepared graph as they were given: `index` (2, E), and `target` (E,), by which `softmax` knows the
-    graph."""
+    graph. For PyG's own code alone: anybody else's might keep them or write to them."""
 
     def __init__(self, graph: Neighbours) -> None:
         self.index = graph.edge_index
         self.target = self.index[TARGET]
-        self.target._gnnlab_graph = graph
+        self.target._gnnswap_graph = graph
 
-    @classmethod
-    def of(cls, graph: Neighbours) -> Ends:
-        return graph.once("ends", lambda: cls(graph))
+
+def ends_of(graph: Neighbours) -> Ends:
+    return graph.once("edges as given", lambda: Ends(graph))
 
 
 def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
@@ -187,42 +205,77 @@ def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
 
 def _hgt(layer: HGTConv, graph: Neighbours, k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor) -> Tensor:
     """Sums of softmax(k[j] . q[i] * edge_attr / sqrt(D)) * v[j]; k, q, v (N, H, D), edge_attr (E, H)."""
+    if any(type(one) not in PLAIN or one.dtype is not k.dtype for one in (k, q, v, edge_attr)):
+        raise NotThisCall("its rows have another type")
     scores = head_products(q, k, graph) * sorted_values(edge_attr, graph) * q.shape[-1] ** -0.5
     return attend(scores, v, graph).flatten(1)
 
 
-ON_NODES = "rows of both ends"  # in place of an argument's name: `pushdown`
-WHOLE = "*"  # in place of an argument's name: all that `propagate` does, for layers of these classes
-WHOLES: dict[type[MessagePassing], Callable[..., Tensor]] = {HGTConv: _hgt}
+_WHOLES: dict[type[MessagePassing], Callable[..., Tensor]] = {HGTConv: _hgt}
+
+
+def _whole(layer: MessagePassing) -> type[MessagePassing] | None:
+    """The class whose whole `propagate` is known, where this layer is of it and overrides nothing."""
+    for kind in _WHOLES:
+        if isinstance(layer, kind) and type(layer).message is kind.message and "message" not in layer.__dict__:
+            return kind if is_pyg_code(kind.message) and kind.update is MessagePassing.update else None
+    return None
 
 
 class _Call:
-    """One call of `propagate`: what `message` makes of rows of ones, and the sum that it weighs."""
+    """One call of `propagate`: what `message` makes of rows that it cannot tell from ones, and the sum of it."""
 
     def __init__(
-        self, layer, name, graph: Neighbours, both: tuple[int, int], arguments, x: Tensor, static: bool
+        self, layer, name, graph: Neighbours, edge_index: Tensor, both: tuple, arguments, x: Tensor, static: bool
     ) -> None:
-        self.layer, self.name, self.graph, self.both = layer, name, graph, both
+        self.layer, self.name, self.graph, self.edge_index, self.both = layer, name, graph, edge_index, both
         self.arguments, self.x, self.static = arguments, x, static
         self.how = AGGREGATIONS[type(layer.aggr_module)]
 
-    def total(self, rows: Tensor) -> Tensor | None:
-        """The sum over `rows`, (num_nodes, ...); None where the message is no weighted row."""
-        others = list(tensors_in({name: value for name, value in self.arguments.items() if name != self.name}))
-        fixed = not any(value.requires_grad or value.is_inference() for value in others)
-        if fixed and _needs_arguments_alone(type(self.layer).message):
-            key = type(self.layer), self.how, self.x.dtype, self.x.dim() == 3 and self.x.shape[1], self.static
-            cache = self.graph.once("sums of messages", TensorCache)
-            total = cache.get(others, key, self.fixed_sum)
-            if total is None:
-                return None
+    def total(self, rows: Tensor) -> Tensor:
+        """The sum over `rows`, (num_nodes, ...)."""
+        known = self._known()
+        if known is not None:
+            total = self.graph.once("sums of messages", TensorCache).get(*known, self._fixed_sum)
             if total is not _CHANGING:
                 return total(rows.reshape(rows.shape[0], -1)).view(self.graph.num_nodes, *rows.shape[1:])
         joined, weight = self.weights()
-        out = None if weight is None else self.weighted(rows, weight if weight is not _ONES else None)
-        return out.flatten(1) if joined and out is not None else out
+        out = self.weighted(rows, weight)
+        return out.flatten(1) if joined else out
 
-    def fixed_sum(self) -> Any:
+    def _known(self) -> tuple[list[Tensor], tuple] | None:
+        """(tensors, all else) that the weights follow from, where the message is PyG's own and they follow from its
+        arguments alone; None else."""
+        message = type(self.layer).message
+        if "message" in self.layer.__dict__ or not is_pyg_code(message) or not _needs_arguments_alone(message):
+            return None
+        key: list[Any] = [
+            message,
+            self.name,
+            self.how,
+            self.x.dtype,
+            self.x.dim() == 3 and self.x.shape[1],
+            self.static,
+        ]
+        tensors = []
+        for name, value in self.arguments.items():
+            if name == self.name:
+                continue
+            parts = value if isinstance(value, (tuple, list)) else (value,)
+            key.append((name, type(value), len(parts)))
+            for part in parts:
+                if type(part) in PLAIN:
+                    if part.requires_grad or part.is_inference():
+                        return None
+                    tensors.append(part)
+                elif isinstance(part, SCALARS):
+                    key.append((type(part), part))
+                else:
+                    return None
+        key += [message.__globals__.get(name) for name in message.__code__.co_names]
+        return tensors, tuple(key)
+
+    def _fixed_sum(self) -> Any:
         """The sum with its weights, where they are the same in every call with these arguments."""
         state = torch.get_rng_state()
         with torch.no_grad():
@@ -230,56 +283,45 @@ class _Call:
         if not torch.equal(state, torch.get_rng_state()):  # they are drawn at random
             torch.set_rng_state(state)
             return _CHANGING
-        if weight is None:
-            return None
-        if joined or (weight is not _ONES and weight.dim() == 2 and weight.shape[1] > 1):
+        if joined or (weight is not None and weight.dim() == 2 and weight.shape[1] > 1):
             return _CHANGING
-        weight = None if weight is _ONES else weight.detach().reshape(-1)
         if self.how == "max":
-            return Largest(self.graph) if weight is None and self.x.dtype in PRECISE else None
+            return Largest(self.graph) if weight is None else _CHANGING
+        weight = None if weight is None else weight.detach().reshape(-1)
         return fixed_sum(self.graph, weight, self.x.dtype, mean=self.how == "mean")
 
-    def weights(self) -> tuple[bool, Any]:
+    def weights(self) -> tuple[bool, Tensor | None]:
         """(are heads joined, the weight of each edge (E,) or (E, H) in the order given; None: the message has none).
         Where each entry of a row has a weight of its own it is (E, F).
 
         Heads are joined where `message` views (E, H, C) as (E, H C), as HGT and HAN do.
         """
         x, edges = self.x, self.graph.num_edges
-        shape = (1, edges, 1) if self.static else (edges, 1) if x.dim() == 2 else (edges, x.shape[1], 1)
-        with torch.inference_mode(False):  # they count writes then
-            ones = torch.ones(shape, dtype=x.dtype)
-        if x.dim() == 3 and not self.static:
-            ones = ones.as_subclass(_Row)
-            ones.width, ones.joined = x.shape[1] * x.shape[2], [False]
-        wanted = set(self.layer.inspector.get_flat_param_names(["message"])) - {self.name + "_j"}
-        ends = Ends.of(self.graph)
-        given = self.layer._collect(wanted, ends.index, list(self.both), self.arguments)
-        given["index"] = given["edge_index_i"] = ends.target
-        given[self.name + "_j"] = ones
-        fresh = ones._version
-        out = self.layer.message(**self.layer.inspector.collect_param_data("message", given))
-        joined = isinstance(ones, _Row) and ones.joined[0]
-        if out is ones and ones._version == fresh:
-            return joined, _ONES
-        if not isinstance(out, Tensor) or out.dtype != x.dtype:
-            return False, None
-        if x.shape[1] > 1 and out.shape == (edges, x.shape[1]) and x.dtype in PRECISE:
-            return False, out
-        if out.shape != ones.shape:
-            return False, None
-        if ones._version != fresh and out is not ones:
-            return False, None
-        out = out.as_subclass(Tensor) if isinstance(out, _Row) else out
-        return joined, out[0, :, 0] if self.static else out.squeeze(-1)
+        if self.static:
+            rows, factor = (x.shape[0], edges, x.shape[2]), (1, edges, 1)
+        else:
+            rows, factor = (edges, *x.shape[1:]), (edges, *x.shape[1:-1], 1)
+        probe = ProbeRow.ones(rows, factor, x.dtype)
+        out = _message(self.layer, self.graph, self.edge_index, self.both, self.arguments, {f"{self.name}_j": probe})
+        joined, weight = weight_of(probe, out)
+        if weight is None:
+            return joined, None
+        if self.static:
+            weight = weight[0] if weight.shape[0] == 1 else _refuse("a weight for each graph of a static batch")
+            return joined, weight.squeeze(-1) if weight.shape[-1] == 1 else _refuse("a weight for each entry")
+        if weight.shape == factor:
+            return joined, weight.squeeze(-1)
+        if x.dim() == 2 and weight.shape == rows:
+            return joined, weight
+        return _refuse("a weight for each entry of several heads")
 
-    def weighted(self, rows: Tensor, weight: Tensor | None) -> Tensor | None:
+    def weighted(self, rows: Tensor, weight: Tensor | None) -> Tensor:
         """The sum, mean or maximum of the rows of the sources, weighted in the order given."""
         graph = self.graph
         if weight is None:
             return _aggregated(rows, graph, self.how)
         if self.how == "max":
-            return None
+            raise NotLinear("a maximum of weighted rows")
         if weight.dim() == 2 and rows.dim() == 2:
             out = fused.scaled(rows, weight, graph)
         elif weight.dim() == 2:
@@ -293,24 +335,19 @@ class _Call:
         return out / count.view(-1, *(1,) * (out.dim() - 1))
 
 
-_ONES, _CHANGING = object(), object()  # the rows as they are; weights that differ from call to call
+def _refuse(what: str) -> Any:
+    raise NotLinear(what)
 
 
-class _Row(Tensor):
-    """Rows of ones (E, H, 1) that stand for rows (E, H, C): viewed as (E, H C), they stay as they are."""
+_CHANGING = object()  # weights that differ from call to call
 
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        row = args[0] if args else None
-        viewed = function in (Tensor.view, Tensor.reshape) and isinstance(row, _Row) and hasattr(row, "width")
-        if viewed and tuple(args[1:]) == (-1, row.width):
-            row.joined[0] = True
-            return row
-        out = super().__torch_function__(function, types, args, kwargs or {})
-        parent = next((a for a in args if isinstance(a, _Row) and hasattr(a, "width")), None)
-        if parent is not None and isinstance(out, _Row):
-            out.width, out.joined = parent.width, parent.joined
-        return out
+
+# ---- PyG's own code -------------------------------------------------------------------------------------------------
+
+
+def is_pyg_code(function: Any) -> bool:
+    """Is it a function that PyG wrote?"""
+    return isinstance(function, types.FunctionType) and written_by_pyg(function)
 
 
 @functools.cache
@@ -326,14 +363,28 @@ def softmax(
     src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None, dim: int = 0
 ) -> Tensor:
     """As `torch_geometric.utils.softmax`; where `index` is that of a prepared graph, over its sorted edges."""
-    graph = getattr(index, "_gnnlab_graph", None)
-    if graph is None or dim != 0 or src.dim() not in (1, 2) or torch.compiler.is_compiling():
+    graph = getattr(index, "_gnnswap_graph", None)
+    if graph is None or dim != 0 or src.dim() not in (1, 2) or src.dtype not in COMPUTED_IN:
         return utils.softmax(src, index, ptr, num_nodes, dim)
     shares = segment_softmax(sorted_values(src, graph), graph)
     return shares if graph.in_order else Moved.apply(shares, graph.place, graph.order)
 
 
-_REMEMBERED = TensorCache(64)
+class _Active(threading.local):
+    results: TensorCache | None = None
+
+
+_ACTIVE = _Active()  # the cache of the layer whose code runs on this thread
+
+
+@contextmanager
+def remembered_in(results: TensorCache) -> Iterator[None]:
+    """Within it PyG's functions of edges keep what they compute in `results`."""
+    before, _ACTIVE.results = _ACTIVE.results, results
+    try:
+        yield
+    finally:
+        _ACTIVE.results = before
 
 
 def _remembering(function: Callable) -> Callable:
@@ -341,18 +392,19 @@ def _remembering(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def remembering(*args: Any, **named: Any) -> Any:
-        values = [*args, *named.values()]
+        values, results = [*args, *named.values()], _ACTIVE.results
         tensors = [value for value in values if isinstance(value, Tensor)]
-        usual = all(t.layout is torch.strided and not t.requires_grad and not t.is_inference() for t in tensors)
-        if torch.compiler.is_compiling() or not tensors or not usual:
+        usual = all(type(t) in PLAIN and not t.requires_grad and not t.is_inference() for t in tensors)
+        usual = usual and all(isinstance(value, (Tensor, *SCALARS)) for value in values)
+        if results is None or not tensors or not usual or not all(t.layout is torch.strided for t in tensors):
             return function(*args, **named)
-        key = function.__name__, *named, *("tensor" if isinstance(v, Tensor) else v for v in values)
+        key = function, *named, *("tensor" if isinstance(v, Tensor) else (type(v), v) for v in values)
 
         def compute() -> tuple[Any, list[tuple[Tensor, int]]]:
             result = function(*args, **named)
-            return result, [(made, made._version) for made in result if isinstance(made, Tensor)]
+            return result, [(made, made._version) for made in tensors_in(result)]
 
-        result, versions = _REMEMBERED.get(tensors, key, compute)
+        result, versions = results.get(tensors, key, compute)
         if any(made._version != version for made, version in versions):  # somebody wrote to what was handed out
             return function(*args, **named)
         return result
@@ -372,18 +424,29 @@ _FUNCTIONS: dict[Callable, Callable] = {
 } | {utils.softmax: softmax}
 
 
-def rebound(function: types.FunctionType) -> types.FunctionType:
-    """The same code, which finds the functions above where it names PyG's."""
+def remembering_code(function: types.FunctionType) -> types.FunctionType:
+    """PyG's own code, which finds the functions above where it names PyG's; the code itself where it names none.
+
+    Another function under one of these names in PyG's module, put there by anybody, gives the code itself, too.
+    """
+    made, read = _remembering_code(function)
     names = function.__globals__
+    return made if all(names.get(name) is value for name, value in read) else function
+
+
+@functools.cache
+def _remembering_code(function: types.FunctionType) -> tuple[types.FunctionType, tuple[tuple[str, Any], ...]]:
+    names = function.__globals__
+    read = {name: names[name] for name in function.__code__.co_names if name in names}
     replaced = {
-        name: _FUNCTIONS[names[name]]
-        for name in function.__code__.co_names
-        if isinstance(names.get(name), types.FunctionType) and names[name] in _FUNCTIONS
+        name: _FUNCTIONS[value]
+        for name, value in read.items()
+        if isinstance(value, types.FunctionType) and value in _FUNCTIONS
     }
     if not replaced:
-        return function
+        return function, ()
     copied = types.FunctionType(
         function.__code__, {**names, **replaced}, function.__name__, function.__defaults__, function.__closure__
     )
     copied.__kwdefaults__ = function.__kwdefaults__
-    return functools.update_wrapper(copied, function)
+    return functools.update_wrapper(copied, function), tuple(read.items())

@@ -93,6 +93,19 @@ def _field(data: Any, name: str) -> Any:
     return data.get(name)
 
 
+def cloned(inputs: Any) -> Any:
+    """The same inputs with tensors of their own, leaves that want gradients where they did."""
+
+    def one(value: Any) -> Any:
+        if is_graph(value):
+            return copy.copy(value).apply(one)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return pytree.tree_map(one, inputs)
+
+
 def in_float64(inputs: Any) -> Any:
     """The same inputs with every floating tensor in float64, leaves that want gradients where they were some."""
     return of_floats(inputs, torch.Tensor.double)

@@ -4,26 +4,27 @@
     aggregation.mean(x, neighbours)
 
 Sorting costs more than a sum over neighbours does, so it is done once for a graph. What is derived from it (the
-transpose for backward passes, the graph with self-loops, the graph of attention heads) is made when first asked for.
-A layer that is called with plain edges keeps the neighbours of the graphs that it saw last in a `GraphCache`.
+transpose for backward passes, the graph with self-loops, the graph of attention heads) is made when first asked for
+and kept with it. A layer that is called with plain edges finds the neighbours of its graphs in a `GraphCache`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from gnnswap.cache import TensorCache
+from gnnswap.cache import MIB, BoundedDict, TensorCache, held_bytes
 from gnnswap.errors import SwapError
 
 SAMPLED = 32  # edges that a cache reads of a graph before it compares all
+WEIGHTS_BYTES = 64 * MIB  # that a graph keeps of what was computed from weights of its edges
 _INT32 = 2**31 - 1
+_MISSING = object()
 
 
 def index_type(num_nodes: int, num_edges: int) -> torch.dtype:
@@ -62,15 +63,22 @@ def _group_by_sort(
     return rowptr.to(kind), other.index_select(0, order), None if values is None else values.index_select(0, order)
 
 
-def _derived(make: Callable[[Any], Any]) -> cached_property:
-    """A property that is made when first asked for and kept with the graph."""
+class _derived:
+    """A property that is made when first asked for and kept with the graph. Unlike `functools.cached_property` it has
+    no lock: threads may make it twice, and all get the same one."""
 
-    def outside(graph: Any) -> Any:
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make, self.__doc__ = make, make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, graph: Any, owner: type) -> Any:
+        if graph is None:
+            return self
         with torch.inference_mode(False):  # what is kept must serve training, too
-            return make(graph)
-
-    outside.__doc__ = make.__doc__
-    return cached_property(outside)
+            made = self.make(graph)
+        return graph.__dict__.setdefault(self.name, made)
 
 
 class Neighbours:
@@ -88,8 +96,8 @@ class Neighbours:
     def _sizes(self, num_nodes: int, num_sources: int, ends: Tensor) -> None:
         self.num_nodes, self.num_sources, self.num_edges = num_nodes, num_sources, ends.shape[-1]
         self.device, self.dtype = ends.device, ends.dtype
-        self._weights = TensorCache(4)
-        self._made: dict[Any, Any] = {}
+        self._weights = TensorCache(WEIGHTS_BYTES, apart=(Neighbours,))
+        self._made: dict[Hashable, Any] = {}
 
     @classmethod
     def prepare(cls, edge_index: Tensor, num_nodes: int, *, num_sources: int | None = None) -> Neighbours:
@@ -183,21 +191,22 @@ class Neighbours:
     def looped(self) -> Neighbours:
         """The graph in which every node has exactly one self-loop, whatever it had: the edges given without loops, then
         a loop for each node, as `GATConv(add_self_loops=True)` has them."""
-        stays = ~self.loops
-        num_stays, kind = int(stays.sum()), index_type(self.num_nodes + 1, self.num_edges + self.num_nodes)
-        nodes = torch.arange(self.num_nodes, dtype=kind, device=self.device)
+        edges, loops, num_nodes = self.edges, self.loops, self.num_nodes  # `order` must not keep this graph alive
+        num_stays, kind = int((~loops).sum()), index_type(num_nodes + 1, self.num_edges + num_nodes)
+        nodes = torch.arange(num_nodes, dtype=kind, device=self.device)
 
         def grouped(given: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
             """(rowptr, numbers of the edges given and of those added, by target)."""
-            target = self.edges[1].to(kind).masked_fill(self.loops, self.num_nodes)  # a row that is cut off again
+            target = edges[1].to(kind).masked_fill(loops, num_nodes)  # a row that is cut off again
             target, numbers = torch.cat([target, nodes]), torch.cat([given.to(kind), own])
-            rowptr, numbers, _ = group(target, numbers, self.num_nodes + 1)
-            return rowptr[:-1], numbers[: num_stays + self.num_nodes]
+            rowptr, numbers, _ = group(target, numbers, num_nodes + 1)
+            return rowptr[:-1], numbers[: num_stays + num_nodes]
 
         def order() -> Tensor:
+            stays = ~loops
             return grouped(stays.cumsum(0, dtype=kind) - stays.to(kind), nodes + num_stays)[1]
 
-        return Neighbours(*grouped(self.edges[0], nodes), order, self.num_nodes)
+        return Neighbours(*grouped(edges[0], nodes), order, num_nodes)
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
@@ -206,7 +215,7 @@ class Neighbours:
         shape (N, heads * C) seen as (N * heads, C). `shared`: the heads read the same sources, x of shape (N, F). Its
         `order` says where an edge of a head stands among weights (E, heads), flat, in the order of this graph's `col`.
         """
-        return self if heads == 1 else self.once((heads, shared), lambda: _heads(self, heads, shared))
+        return self if heads == 1 else self.once(_heads, heads, shared)
 
     @_derived
     def log_counts(self) -> Tensor:
@@ -223,7 +232,7 @@ class Neighbours:
 
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
-        return self.once((name, dtype), lambda: getattr(self, name).to(dtype))
+        return self.once(_cast, name, dtype)
 
     def sorted_weight(self, weight: Tensor) -> Tensor:
         """`weight` (E, ...), one for each edge as it was given, in the order of `col`.
@@ -238,7 +247,7 @@ class Neighbours:
             raise SwapError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
         if weight.requires_grad:  # what is learned changes from step to step
             return Moved.apply(weight, self.order, self.place)
-        return self._weights.get((weight,), "sorted", lambda: weight.detach().index_select(0, self.order))
+        return self.of_weight(weight, _sorted_weight)
 
     def require(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         """`SwapError` unless `tensor` is floating, of this shape and type, and on the device of the graph.
@@ -262,18 +271,37 @@ class Neighbours:
     def __deepcopy__(self, memo: dict) -> Neighbours:
         return self  # immutable
 
-    def of_weight(self, weight: Tensor | None, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` derives from this graph and the weights of its edges, made anew when these have changed."""
-        if weight is None:
-            return self.once(key, make)
-        return self._weights.get((weight,), key, make)
+    def once(self, function: Callable, *args: Hashable) -> Any:
+        """`function(graph, *args)`, computed when first asked for and kept with this graph.
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` derives from this graph, made when first asked for and kept with it."""
-        if key not in self._made:
+        What is kept is known by the function itself and its arguments, so `function` is one of a module, or a class: a
+        lambda would be another in each call.
+        """
+        if not callable(function):  # until all callers are converted: once(key, make)
+            if ("key", function) not in self._made:
+                with torch.inference_mode(False):
+                    self._made["key", function] = args[0]()
+            return self._made["key", function]
+        made = self._made.get((function, *args), _MISSING)
+        if made is _MISSING:
             with torch.inference_mode(False):
-                self._made[key] = make()
-        return self._made[key]
+                made = function(self, *args)
+            made = self._made.setdefault((function, *args), made)  # of two threads that made it, both get one
+        return made
+
+    def of_weight(self, weight: Tensor | None, function: Callable, *args: Hashable) -> Any:
+        """`function(graph, weight, *args)`, kept with this graph until the weights (E, ...) of its edges change."""
+        if weight is None:
+            return self.once(function, None, *args) if callable(function) else self.once(function, *args)
+        if not callable(function):  # until all callers are converted: of_weight(weight, key, make)
+            return self._weights.get((weight,), ("key", function), args[0])
+        return self._weights.get((weight,), (function, *args), lambda: function(self, weight, *args))
+
+    def forget(self) -> None:
+        """Drop what `once` and `of_weight` keep. Sums refer to their graph: without this, a graph would stay in memory
+        until Python's next search for cycles."""
+        self._made.clear()
+        self._weights.clear()
 
 
 class _Unsorted(Neighbours):
@@ -309,17 +337,20 @@ class Moved(torch.autograd.Function):
 
 
 class GraphCache:
-    """The neighbours of the few graphs that a model saw last, prepared when first seen.
+    """The neighbours of the graphs that a model saw last, prepared when first seen.
 
-    The same tensor object at the same version is known without reading it; any other is compared with the graph kept
-    that has as many edges, and some of the same. Writes that autograd does not count
-    (`edge_index.data.copy_`, a numpy view) are not noticed.
+    A tensor of edges is known again as in `TensorCache`, by its identity, version and 64 of its numbers, and is not
+    read further: a write behind torch's back that changes few edges may be missed, with the probability that is stated
+    there. Any other tensor is compared with the graph kept that has as many edges, and some of the same.
+
+    The graphs used longest ago go where all together hold more than `max_bytes`, with all that was derived from them;
+    the one used last stays, however large. Threads may share a cache.
     """
 
-    def __init__(self, size: int = 8) -> None:
-        self.size = size
-        self._graphs: OrderedDict[tuple, Neighbours] = OrderedDict()
-        self._seen = TensorCache(size)
+    def __init__(self, max_bytes: int = 256 * MIB) -> None:
+        self.max_bytes = max_bytes
+        self._graphs = BoundedDict(max_bytes, held_bytes, dropped=Neighbours.forget)
+        self._found = TensorCache()
 
     def get(self, edge_index: Tensor | Neighbours, num_nodes: int, num_sources: int | None = None) -> Neighbours:
         """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are.
@@ -328,28 +359,52 @@ class GraphCache:
         """
         if isinstance(edge_index, Neighbours):
             return edge_index
-        _check_kind(edge_index, num_nodes)
         sizes = num_nodes, num_nodes if num_sources is None else num_sources
-        return self._seen.get((edge_index,), sizes, lambda: self._by_contents(edge_index, *sizes))
-
-    def _by_contents(self, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
-        key = (_sample(edge_index), num_nodes, num_sources, edge_index.device)
-        graph = self._graphs.pop(key, None)
-        if graph is None or not (graph.edges == edge_index).all():
-            graph = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
-        self._graphs[key] = graph
-        while len(self._graphs) > self.size:
-            self._graphs.popitem(last=False)
+        if not isinstance(edge_index, Tensor):
+            _check_kind(edge_index, num_nodes)
+        found = self._found.get((edge_index,), sizes, lambda: _Found(_contents_key(edge_index, *sizes)))
+        graph = self._graphs.get(found.key)
+        if graph is None or graph is not found.graph():
+            graph = self._by_contents(found.key, edge_index, *sizes)
+            found.graph = weakref.ref(graph)
         return graph
+
+    def _by_contents(self, key: Hashable, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
+        graph = self._graphs.get(key)
+        if graph is None or not _is_of(graph, edge_index, num_nodes, num_sources):
+            graph = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
+            self._graphs.put(key, graph)
+        return graph
+
+    def forget(self) -> None:
+        """Drop all graphs and what was derived from them."""
+        self._graphs.clear()
+        self._found.clear()
+
+    def __del__(self) -> None:
+        self.forget()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the graphs in it, with all that was derived from them."""
+        return sum(map(held_bytes, self._graphs.values()))
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def __deepcopy__(self, memo: dict) -> GraphCache:
-        return GraphCache(self.size)
+        return GraphCache(self.max_bytes)
 
     def __reduce__(self) -> tuple:
-        return GraphCache, (self.size,)
+        return GraphCache, (self.max_bytes,)
+
+
+class _Found:
+    """Where the graph of a tensor of edges is kept, and which it is: another may have come there since."""
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.graph: Callable[[], Neighbours | None] = lambda: None  # a weak reference: a graph may go
 
 
 def _check_kind(edge_index: Tensor, num_nodes: int) -> None:
@@ -374,11 +429,26 @@ def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
             raise SwapError(f"edge_index names {name} {wrong}, allowed are 0..{count - 1} of {count} nodes")
 
 
-def _sample(edge_index: Tensor) -> tuple:
-    """(number of edges, some of them): enough to tell most graphs apart without reading them."""
+def _contents_key(edge_index: Tensor, num_nodes: int, num_sources: int) -> int:
+    """A hash of the sizes of a graph and some of its edges: it tells most graphs apart without reading them."""
+    _check_kind(edge_index, num_nodes)
     edges = edge_index.shape[1]
     some = edge_index.detach()[:, :: max(1, edges // SAMPLED)]
-    return edges, *some.flatten().tolist()
+    return hash((edge_index.device, num_nodes, num_sources, edges, *some.flatten().tolist()))
+
+
+def _is_of(graph: Neighbours, edge_index: Tensor, num_nodes: int, num_sources: int) -> bool:
+    if (graph.num_nodes, graph.num_sources, graph.num_edges) != (num_nodes, num_sources, edge_index.shape[1]):
+        return False
+    return graph.device == edge_index.device and bool((graph.edges == edge_index).all())
+
+
+def _cast(graph: Neighbours, name: str, dtype: torch.dtype) -> Tensor:
+    return getattr(graph, name).to(dtype)
+
+
+def _sorted_weight(graph: Neighbours, weight: Tensor) -> Tensor:
+    return weight.detach().index_select(0, graph.order)
 
 
 def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:

@@ -1,50 +1,48 @@
-"""A model of yours with fast layers in place of its own: layers of PyG, and your own.
+"""A model of yours with faster layers in place of its own: layers of PyG, and your own.
 
     from gnnswap import swap
 
-    report = swap(model, (x, edge_index))     # report.model is a copy; print(report) says what was replaced and why
+    report = swap(model, (x, edge_index))     # print(report) says what was replaced, and why the rest was kept
     report.model(x, edge_index)               # the same parameters, the same state_dict; trains, too
 
-A layer is known by trial and not by its name: its fast form runs beside it, in eval and in training, and takes its
-place where outputs and all gradients are equal (`equivalence`), and where it is faster on your example. Without one
-each layer is tried at its first call, and no clock is asked.
+A layer is known by comparison and not by its name: its faster form runs beside it, in eval and in training, and takes
+its place where outputs and all gradients are equal (`equivalence`), and where it is faster on your example. Without one
+each layer is compared at its first call, and no clock is asked.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-import time
+import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnlab.profiling.context import ProfilingContext
-from gnnlab.profiling.memory import hold
-from gnnlab.profiling.races import RTOL_FLOAT32, Reference
-from gnnlab.rewrite import proof
-from gnnlab.user_code import guarded
-from gnnswap import fused_layers
+from gnnswap import compile_ops, parity
+from gnnswap.cost import LEAST_ROUNDS, Ratio, compare_times, peak_memory
 from gnnswap.equivalence import copied
 from gnnswap.errors import SwapError, one_line
-from gnnswap.inputs import bind, call, in_float64, tensors_in
-from gnnswap.layer import DIRECT, NONE, SUM, TILES, make_fast, original_class
-from gnnswap.neighbours import GraphCache
+from gnnswap.fused_layers import compilation
+from gnnswap.inputs import bind, call, cloned, in_float64, tensors_in
+from gnnswap.layer import DIRECT, NONE, SUM, TILES, Caches, make_fast, make_original, original_class
 
 LEAST_GAIN = 1.02  # geometric mean of forward and training, below which a layer stays as it was
-MOST_LOSS = 0.97  # of either
-ROUNDS, SECONDS = 5, 0.05  # of the clock, for each layer and mode; one round always
+SECONDS = 0.25  # of the clock, for each layer and mode
+WHOLE_SECONDS = 1.0  # for the whole model
 CLEAR = 2.0  # a gain that needs no second round
-LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed once, and forward alone
-UNDECIDED = "tried at its first call"
+LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed forward alone
+TO_COMPARE = "compared at its first call"
+NOT_REACHED = "not reached by the example"
+MIB = 2**20
 
 
 class TiledAttention(nn.MultiheadAttention):
@@ -77,218 +75,238 @@ class TiledAttention(nn.MultiheadAttention):
 
 
 @dataclass(frozen=True)
-class ForwardCost:
-    """Of the whole model on the example: seconds of a forward pass in eval, and bytes held at its peak."""
+class Memory:
+    """Bytes of a forward pass in eval on the example: at the peak of the original and of the fast model, at the peak of
+    the fast model's first call, and what its layers keep between calls, after a forward pass and a training step."""
 
-    seconds: float
-    peak_bytes: int
+    before: int
+    after: int
+    first_call: int
+    kept: int
+    kept_in_training: int
+
+    def __str__(self) -> str:
+        if max(self.before, self.after, self.first_call) < 0.05 * MIB:
+            return "memory: too little on this example to tell"
+        peaks = f"{_mib(self.before)} MiB before, {_mib(self.after)} after, {_mib(self.first_call)} in the first call"
+        kept = f"{_mib(self.kept)} MiB after a forward pass, {_mib(self.kept_in_training)} after a training step"
+        return f"memory at its peak: {peaks}; kept between calls: {kept}"
 
 
 @dataclass
 class SwapReport:
     """The new model, what was replaced in it and what was not. Paths are those of `named_modules`, "" the model.
 
-    `parity_error`: the largest relative difference of the outputs on the example, None without one. `before`, `after`:
-    what a forward pass on the example costs.
+    Attributes:
+        model: a new tree of modules that shares parameters and buffers with yours: an optimizer of one trains both.
+        parity_error: the largest relative difference of the outputs on the example; None without one.
+        time: a forward pass on the example, yours over this one; None where it was not measured.
+        memory: what that pass holds; None where it was not measured.
+        runs: how many times your model and the fast one ran, on copies.
     """
 
     model: nn.Module
-    _refused: tuple[tuple[str, str, str], ...] = ()
     parity_error: float | None = None
-    before: ForwardCost | None = None
-    after: ForwardCost | None = None
+    time: Ratio | None = None
+    memory: Memory | None = None
+    runs: int = 0
+    _refused: tuple[tuple[str, str, str], ...] = ()
+    _caches: Caches = field(default_factory=Caches, repr=False)
 
     @property
     def replaced(self) -> tuple[tuple[str, str, str], ...]:
-        """(path, class, mechanism) of the layers that are fast, or are tried at their first call."""
+        """(path, class, how) of the layers that are fast, or are compared at their first call."""
         layers = [(path, layer, _mechanism(layer)) for path, layer in self.model.named_modules()]
         return tuple((path, _class(layer), how) for path, layer, how in layers if how not in (None, NONE))
 
     @property
     def kept(self) -> tuple[tuple[str, str, str], ...]:
         """(path, class, why) of the layers that stay as they were."""
-        tried = [(path, layer) for path, layer in self.model.named_modules() if _mechanism(layer) == NONE]
-        return self._refused + tuple((path, _class(layer), _why(layer)) for path, layer in tried)
+        compared = [(path, layer) for path, layer in self.model.named_modules() if _mechanism(layer) == NONE]
+        return self._refused + tuple((path, _class(layer), _why(layer)) for path, layer in compared)
+
+    def revert(self) -> nn.Module:
+        """`model`, in which every layer has its original class again."""
+        for layer in self.model.modules():
+            if hasattr(type(layer), "_original"):
+                make_original(layer)
+        return self.model
+
+    def forget(self) -> None:
+        """Drop all that the layers keep between calls: sorted graphs, their weights, sparse inputs."""
+        self._caches.forget()
+        for layer in self.model.modules():
+            if "_fast" in vars(layer):
+                layer._fast.caches.forget()
+        compile_ops.forget()
 
     def __str__(self) -> str:
         lines = []
         for path, kind, how in self.replaced:
-            why = getattr(self.model.get_submodule(path), "_fast", None)
-            why = why.why.get(DIRECT) if why and how == SUM else ""
+            state = vars(self.model.get_submodule(path)).get("_fast")
+            why = state.why.get(DIRECT) if state is not None and how == SUM else ""
             lines.append(f"replaced {path or 'the model'} ({kind}): {how}" + (f" ({DIRECT}: {why})" if why else ""))
         lines += [f"kept {path or 'the model'} ({kind}): {why}" for path, kind, why in self.kept]
         if not self.replaced:
             return "\n".join([*lines, "nothing to replace" if lines else "nothing to replace: no layers of PyG"])
+        device = next((tensor.device for tensor in self.model.parameters()), torch.device("cpu"))
+        if device.type != "cpu":
+            lines.append(f"on {device} the original code runs: the faster layers are for CPUs")
         if self.parity_error is None:
             return "\n".join([*lines, "outputs not compared: no example given"])
-        lines.append(f"outputs differ by {self.parity_error:.1e}")
-        if self.before and self.after:
-            gain = self.before.seconds / self.after.seconds
-            peaks = f"{self.before.peak_bytes / 2**20:.1f} MiB before, {self.after.peak_bytes / 2**20:.1f} after"
-            times = f"{1e3 * self.before.seconds:.3g} ms before, {1e3 * self.after.seconds:.3g} after ({gain:.2f}x)"
-            lines += [f"a forward pass on the example: {times}", f"memory at its peak: {peaks}"]
-        lines += fused_layers.compilation()
-        return "\n".join(lines)
+        lines.append(f"outputs differ by {self.parity_error:.1e}; the models ran {self.runs} times, on copies")
+        if self.time is not None:
+            before, after = f"{1e3 * self.time.before_s:.3g} ms before", f"{1e3 * self.time.after_s:.3g} after"
+            lines.append(f"a forward pass on the example: {before}, {after} ({self.time})")
+        if self.memory is not None:
+            lines.append(str(self.memory))
+        return "\n".join(lines + compilation())
 
 
-def swap(model: nn.Module, example: Any = None, tolerance: float = RTOL_FLOAT32) -> SwapReport:
-    """A copy of `model` in which every layer that has a faster form, equal to it by trial, takes that form.
+def swap(
+    model: nn.Module, example: Any = None, *, tolerance: float = parity.RTOL_FLOAT32, measure: bool = True
+) -> SwapReport:
+    """A model in which every layer that has a faster form, equal to it by comparison, takes that form.
 
-    `example` is what the model is called with: a tuple is spread, a mapping gives keywords, a PyG `Data` or
-    `HeteroData` gives what forward names or is itself the argument, anything else is one argument. On it the outputs
-    of both models must be equal in eval mode, within `tolerance` of the largest; where they are not, nothing is
-    replaced. Parameters keep their names, so checkpoints load into either model; layers share the graphs that they
-    prepared. Gradients of gradients are refused. A model whose weights have no shape yet is called on the example
-    first, which gives them one.
+    Args:
+        model: your model; it stays as it is.
+        example: what the model is called with: a tuple is spread, a mapping gives keywords, a PyG `Data` or
+            `HeteroData` gives what forward names or is itself the argument, anything else is one argument. On it the
+            outputs of both models must be equal in eval mode; where they are not, nothing is replaced.
+        tolerance: of the outputs, relative to the largest.
+        measure: keep only layers that are faster on the example; False asks no clock.
+
+    Returns:
+        a report whose `model` shares parameters and buffers with yours. A model whose weights have no shape yet is
+        called on the example first, which gives them one.
 
     Raises:
         SwapError: this is no model, it cannot be copied, or it does not run on the example.
     """
     if not isinstance(model, nn.Module):
         raise SwapError(f"swap needs a torch.nn.Module, not {type(model).__name__}")
-    layers = [(p, m) for p, m in model.named_modules() if isinstance(m, (MessagePassing, nn.MultiheadAttention))]
-    already = {path for path, layer in layers if hasattr(layer, "_fast") or type(layer) is TiledAttention}
-    refused = tuple((path, _class(layer), "already fast") for path, layer in layers if path in already)
-    todo = [path for path, _ in layers if path not in already]
-    if not todo:
-        return SwapReport(model, refused)
-    batch = None if example is None else bind(model, example, type(model).__name__)
+    batch = None if example is None else cloned(bind(model, example, type(model).__name__))
+    runs = 0
     if batch is not None and any(map(is_lazy, model.parameters())):
-        with ProfilingContext(model), torch.no_grad(), guarded(f"{type(model).__name__} does not run on the example:"):
-            call(model, batch)
-    try:
-        fast = copied(model)
-    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        raise SwapError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
-    graphs = GraphCache()
-    for layer in map(fast.get_submodule, todo):
+        with _as_before(), torch.no_grad():
+            _guarded(model, model, batch)
+        runs += 1
+    fast = _copy(model)
+    layers = [(p, m) for p, m in fast.named_modules() if isinstance(m, (MessagePassing, nn.MultiheadAttention))]
+    already = {path for path, layer in layers if hasattr(type(layer), "_original")}
+    caches = Caches()
+    report = SwapReport(fast, _caches=caches, runs=runs)
+    report._refused = tuple((path, _class(layer), "already fast") for path, layer in layers if path in already)
+    for path, layer in layers:
+        if path in already:
+            continue
         if isinstance(layer, MessagePassing):
-            make_fast(layer, graphs)
+            make_fast(layer, caches)
         elif type(layer) is nn.MultiheadAttention:
             layer.__class__ = TiledAttention
-    return SwapReport(fast, refused) if batch is None else _tried(model, fast, batch, tolerance, refused)
-
-
-def _tried(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float, refused: tuple) -> SwapReport:
-    with ProfilingContext(model), ProfilingContext(fast):
-        before, after = (_Timed(partial(call, one, batch)) for one in (model, fast))
-        try:
-            reference = Reference(before, "your model")
-        except Exception as error:  # of the user's model
-            raise SwapError(f"{type(model).__name__} does not run on the example: {one_line(error)}") from error
-        try:
-            inputs = _inputs(fast, batch)
-        except Exception as error:  # of the user's model, which may ask what its layers are
-            return SwapReport(model, (*refused, ("", _class(model), f"with fast layers: {one_line(error)}")))
-        refused += tuple(_reverted(fast, inputs))
-        try:
-            error = reference.error_of(after, tolerance, "the model with fast layers")
-            error = error if error <= tolerance else min(error, _beyond_rounding(model, fast, batch))
-            why = "" if error <= tolerance else f"outputs differ by {error:.1e} relative, allowed is {tolerance:.0e}"
-        except Exception as problem:  # two results for one input, other types, a model that asks for its layers
-            why = one_line(problem)
-        if why:
-            return SwapReport(model, (*refused, ("", _class(model), why)))
-        report = SwapReport(fast, refused, error)
-        if report.replaced:
-            _race(before, after)
-            if _whole_slower(before, after):  # a loss is looked at twice
-                _race(before, after)
-            why = _whole_slower(before, after)
-            if why:
-                return SwapReport(model, (*refused, ("", _class(model), why)))
-            report.before, report.after = before.cost(), after.cost()
+    if batch is not None and len(already) < len(layers):
+        with _as_before():
+            _on_example(report, model, batch, tolerance, measure)
     return report
 
 
-def _race(before: _Timed, after: _Timed) -> None:
-    """Times both in turns."""
-    end, rounds = time.perf_counter() + SECONDS, 0
-    while rounds < ROUNDS and time.perf_counter() < end:
-        before(), after()
-        rounds += 1
-
-
-def _whole_slower(before: _Timed, after: _Timed) -> str:
-    """Why the clock keeps the whole model as it was; empty where fast layers, each ahead by itself, gain."""
-    gain = min(before.seconds) / min(after.seconds)
-    return f"with fast layers the whole model is slower here: {gain:.2f}x forward" if gain < MOST_LOSS else ""
-
-
-class _Timed:
-    """A forward pass without gradients, and the seconds that each of its calls took."""
-
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.run, self.seconds = torch.no_grad()(run), []
-
-    def __call__(self) -> Any:
-        start = time.perf_counter()
-        out = self.run()
-        self.seconds.append(time.perf_counter() - start)
-        return out
-
-    def cost(self) -> ForwardCost:
-        return ForwardCost(min(self.seconds), hold(self.run, torch.device("cpu")).peak)
-
-
-def _beyond_rounding(model: nn.Module, fast: nn.Module, batch: Any) -> float:
-    """The difference by the rule of `proof`: float64 is the truth, and the model's own float32 says how far off from it
-    a right result may be. Infinite where the model does not run in float64."""
-
-    def outputs(one: nn.Module, given: Any) -> dict[str, Any]:
-        with torch.no_grad():
-            return {f"output {at}": out.double().numpy() for at, out in enumerate(tensors_in(call(one, given)))}
-
-    try:
-        exact = outputs(copied(model).double(), in_float64(batch))
-    except Exception:  # a forward that makes float32 tensors of its own
-        return math.inf
-    return proof.difference(outputs(model, batch), outputs(fast, batch), exact)
-
-
-def _inputs(fast: nn.Module, batch: Any) -> dict[str, tuple[tuple, dict]]:
-    """What each fast layer is called with, by its path; the call has every layer tried."""
+def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: float, measure: bool) -> None:
+    """Compares each layer and the whole on the example; what is not equal, or not faster, gets its class back."""
+    own = _copy(model, buffers=True).eval()
     inputs: dict[str, tuple[tuple, dict]] = {}
+    expected = _with_inputs(own, model, batch, inputs)
+    report.runs += 1
+    twin = _copy(report.model, buffers=True).eval()
+    for path, layer in list(twin.named_modules()):
+        if "_fast" not in vars(layer):
+            continue
+        why = _why_kept(layer, inputs.get(path), measure)
+        fast = report.model.get_submodule(path)
+        if why:
+            make_original(fast)
+            report._refused += ((path, _class(fast), why),)
+        else:
+            fast._fast.take(layer._fast, report._caches)
+    if not report.replaced:
+        return
+    twin = _copy(report.model, buffers=True).eval()  # the state of the first one has moved
+    run = torch.no_grad()(partial(call, twin, batch))
+    try:
+        first = peak_memory(run, torch.device("cpu")) if measure and _measurable() else None
+        got = run() if first is None else first.result
+        report.runs += 1
+        error = parity.error(_outputs(got), _outputs(expected), name="the output")
+        if error > tolerance and not error.why:
+            error = _beyond_rounding(model, report.model, batch, tolerance)
+            report.runs += 3
+        why = error.why or (
+            f"outputs differ by {error:.1e} relative, allowed is {tolerance:.0e}" if error > tolerance else ""
+        )
+    except Exception as problem:  # of the user's model, which may ask what its layers are
+        why = f"with fast layers: {one_line(problem)}"
+    if not why:
+        report.parity_error = float(error)
+        if measure:
+            kept = _held(twin)
+            report.time = _whole(report, own, twin, batch)
+            if report.time.high < 1:
+                why = f"with fast layers the whole model is slower here: {report.time} forward"
+            elif first is not None:
+                report.memory = _memory(own, twin, batch, first.peak, kept)
+    if why:
+        report.revert()
+        report.time = report.parity_error = None
+        report._refused += (("", _class(model), why),)
+
+
+def _with_inputs(own: nn.Module, model: nn.Module, batch: Any, inputs: dict[str, tuple[tuple, dict]]) -> Any:
+    """What the original gives, and in `inputs` what each of its layers is called with, by its path."""
 
     def note(path: str) -> Callable:
         return lambda layer, args, named: inputs.setdefault(path, (args, named)) and None
 
-    layers = [(path, layer) for path, layer in fast.named_modules() if hasattr(layer, "_fast")]
+    layers = [(path, layer) for path, layer in own.named_modules() if isinstance(layer, MessagePassing)]
     hooks = [layer.register_forward_pre_hook(note(path), with_kwargs=True) for path, layer in layers]
     try:
         with torch.enable_grad():  # to see which inputs want gradients
-            call(fast, batch)
+            return _guarded(own, model, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    return inputs
 
 
-def _reverted(fast: nn.Module, inputs: dict[str, tuple[tuple, dict]]) -> Iterator[tuple[str, str, str]]:
-    """Layers that are not equal, or not faster, are given back their class: (path, class, why)."""
-    for path, layer in list(fast.named_modules()):
-        if not hasattr(layer, "_fast"):
-            continue
-        why = "the example does not reach it" if path not in inputs else ""
-        if not why:
-            why = _why(layer) if layer._fast.mechanism in (None, NONE) else _slower(layer, *inputs[path])
-        if why:
-            layer.__class__ = original_class(layer)
-            del layer._fast, layer._number
-            yield path, _class(layer), why
+def _guarded(run: nn.Module, model: nn.Module, batch: Any) -> Any:
+    try:
+        return call(run, batch)
+    except Exception as error:  # of the user's model
+        raise SwapError(f"{type(model).__name__} does not run on the example: {one_line(error)}") from error
+
+
+def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool) -> str:
+    """Why a layer stays as it was on these inputs; empty where its fast form is taken."""
+    if given is None:
+        return NOT_REACHED
+    args, named = pytree.tree_map_only(Tensor, _leaf, given)
+    try:
+        layer(*args, **named)  # compares
+    except Exception as problem:  # of the user's code, on inputs that another layer may have changed since
+        return f"it does not run by itself: {one_line(problem)}"
+    if layer._fast.mechanism in (None, NONE):
+        return _why(layer)
+    return _slower(layer, args, named) if measure else ""
 
 
 def _slower(layer: nn.Module, args: tuple, named: dict) -> str:
     """Why the clock keeps the layer as it was; empty where its fast form gains."""
-    args, named = pytree.tree_map_only(Tensor, _leaf, (args, named))
-    forward, seconds = _ratio(layer, lambda: layer(*args, **named), torch.no_grad)
+    run = partial(layer, *args, **named)
+    forward = training = _ratio(layer, run, torch.no_grad)
     wanted = [t for t in tensors_in((args, named)) if t.requires_grad]
     wanted += [p for p in layer.parameters() if p.requires_grad]
-    training = forward
-    if wanted and seconds <= LONG_SECONDS:
-        training, _ = _ratio(layer, lambda: _step(layer(*args, **named), wanted), torch.enable_grad)
-    if (forward * training) ** 0.5 < LEAST_GAIN or min(forward, training) < MOST_LOSS:
-        return f"its fast form is no faster here: {forward:.2f}x forward, {training:.2f}x in training"
+    if wanted and forward.before_s <= LONG_SECONDS:
+        training = _ratio(layer, lambda: _step(run(), wanted), torch.enable_grad)
+    slower = any(ratio.high < 1 for ratio in (forward, training))
+    if slower or math.sqrt(forward.value * training.value) < LEAST_GAIN:
+        return f"its fast form is no faster here: {forward.value:.2f}x forward, {training.value:.2f}x in training"
     return ""
 
 
@@ -298,34 +316,93 @@ def _step(out: Any, wanted: list[Tensor]) -> None:
         torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
 
 
-def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> tuple[float, float]:
-    """(time of the layer as it was over that of its fast form, the seconds that it took as it was)."""
+def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> Ratio:
+    def own() -> Any:
+        fast, layer.__class__ = type(layer), original_class(layer)
+        try:
+            return run()
+        finally:
+            layer.__class__ = fast
+
     with mode():
         run(), run()  # the fast form prepares what it keeps
-        end, ratios = time.perf_counter() + SECONDS, []
-        while len(ratios) < ROUNDS and (not ratios or time.perf_counter() < end):
-            fast = min(_seconds(run), _seconds(run))
-            with _as_it_was(layer):
-                own = _seconds(run)
-            ratios.append(own / fast)
-            if ratios[0] >= CLEAR or own > LONG_SECONDS:
-                break
-    return statistics.median(ratios), own
+        return compare_times(own, run, SECONDS, _decided)
+
+
+def _decided(ratio: Ratio) -> bool:
+    if ratio.n < LEAST_ROUNDS:
+        return ratio.value >= CLEAR
+    return ratio.low > LEAST_GAIN or ratio.high < 1
+
+
+def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, batch: Any) -> Ratio:
+    before, after = (torch.no_grad()(partial(call, one, batch)) for one in (own, twin))
+    before(), after()
+    ratio = compare_times(before, after, WHOLE_SECONDS, lambda r: r.n >= 30 and _decided(r))
+    report.runs += 2 + 2 * ratio.n
+    return ratio
+
+
+def _memory(own: nn.Module, twin: nn.Module, batch: Any, first_call: int, kept: int) -> Memory:
+    cpu = torch.device("cpu")
+    before, after = (peak_memory(torch.no_grad()(partial(call, one, batch)), cpu).peak for one in (own, twin))
+    with suppress(Exception), torch.enable_grad():  # a model need not be trainable
+        _step(call(twin, batch), [p for p in twin.parameters() if p.requires_grad])
+    return Memory(before, after, first_call, kept, _held(twin))
+
+
+def _held(model: nn.Module) -> int:
+    """Bytes that the fast layers of a model keep."""
+    states = [vars(layer)["_fast"] for layer in model.modules() if "_fast" in vars(layer)]
+    return sum(caches.nbytes for caches in {id(state.caches): state.caches for state in states}.values())
+
+
+def _measurable() -> bool:
+    return not torch.autograd.profiler._is_profiler_enabled
+
+
+def _beyond_rounding(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float) -> parity.Deviation:
+    """The error with float64 as the truth: the model's own float32 says how far off from it a right result may be.
+    Infinite where the model does not run in float64."""
+
+    def outputs(one: nn.Module, given: Any) -> list[Tensor]:
+        with torch.no_grad():
+            return _outputs(call(one, given))
+
+    own, fast = (_copy(one, buffers=True).eval() for one in (model, fast))
+    try:
+        exact = outputs(copied(own).double(), in_float64(batch))
+    except Exception:  # a forward that makes float32 tensors of its own
+        return parity.Deviation(
+            math.inf, "", "outputs differ, and the model does not run in float64, which would decide"
+        )
+    return parity.error(outputs(fast, batch), outputs(own, batch), exact, rtol=tolerance, name="the output")
+
+
+def _outputs(result: Any) -> list[Tensor]:
+    return [one.detach() for one in tensors_in(result)]
+
+
+def _copy(model: nn.Module, buffers: bool = False) -> nn.Module:
+    """A new tree of modules with the parameters of `model`; its buffers, too, or copies of them."""
+    shared = [*model.parameters(), *(() if buffers else model.buffers())]
+    try:
+        return copied(model, {id(tensor): tensor for tensor in shared})
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise SwapError(f"{type(model).__name__} cannot be copied: {one_line(error)}") from error
 
 
 @contextmanager
-def _as_it_was(layer: nn.Module) -> Iterator[None]:
-    fast, layer.__class__ = type(layer), original_class(layer)
-    try:
-        yield
-    finally:
-        layer.__class__ = fast
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def _as_before() -> Iterator[None]:
+    """Random states of `random`, numpy and torch are as they were after it, also where it raises."""
+    states = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -336,15 +413,19 @@ def _leaf(tensor: Tensor) -> Tensor:
 def _mechanism(layer: nn.Module) -> str | None:
     if type(layer) is TiledAttention:
         return TILES
-    state = getattr(layer, "_fast", None)
-    return None if state is None else state.mechanism or UNDECIDED
+    state = vars(layer).get("_fast")
+    return None if state is None else state.mechanism or TO_COMPARE
 
 
 def _why(layer: nn.Module) -> str:
-    """What the trials found wrong, in a line."""
-    why = "; ".join(f"{door}: {what}" for door, what in layer._fast.why.items() if what)
+    """What the comparisons found wrong, in a line."""
+    why = "; ".join(f"{how}: {what}" for how, what in layer._fast.why.items() if what)
     return why or "its own aggregation: no sum, mean or maximum over neighbours"
 
 
 def _class(layer: nn.Module) -> str:
     return original_class(layer).__name__
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.1f}"

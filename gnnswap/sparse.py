@@ -1,99 +1,135 @@
 """x @ weight.T for features that are mostly zeros, such as bags of words: the zeros are left out.
 
-    times(x, weight)       # (N, out), as F.linear(x, weight)
+    inputs = SparseInputs()              # which inputs are mostly zeros; one for a model
+    sparse_linear(x, weight, inputs)     # (N, out), as F.linear(x, weight)
 
-An x is looked at when it comes a second time, the same tensor and unchanged: finding its nonzeros takes as long as two
-to three dense products. One that is new in each call, wants a gradient or has more nonzeros than `MOST_NONZEROS` is
-multiplied as it is.
+An x is examined when it comes a second time, the same tensor and unchanged: finding its nonzeros takes as long as two
+to three dense products. One that is new in each call, wants a gradient or has too many nonzeros is multiplied as it is.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnswap.cache import TensorCache
+from gnnswap.aggregation import recorded, transformed
+from gnnswap.cache import MIB, TensorCache
 from gnnswap.neighbours import Neighbours, index_type
-from gnnswap.sums import NeighbourSum
+from gnnswap.sums import NeighbourSum, all_finite
 
-# up to this share of nonzeros they are multiplied alone; measured with one AVX-512 core at 64 columns of weight: 10 to
-# 17 times as fast as the dense product at 1.3 %, 3 to 4 times at 10 %, 2 times at 20 %, less where weights are wide
-MOST_NONZEROS = 0.1
-FEWEST_NUMBERS = 1 << 14  # smaller inputs are multiplied before the nonzeros are found
-FEWEST_COLUMNS = 64
 SAMPLED_ROWS = 64
-_limits = FEWEST_NUMBERS, FEWEST_COLUMNS, MOST_NONZEROS
 
 
-class Features:
-    """A matrix (N, K) that is mostly zeros, as a graph: an edge from column to row with each of its nonzeros as weight,
-    so that its product with a matrix is a sum over neighbours. Made when asked for."""
+class Limits(NamedTuple):
+    """Which inputs (N, K) are taken for sparse.
 
-    def __init__(self, x: Tensor) -> None:
+    The share of nonzeros was measured with one AVX-512 core at 64 columns of weight: 10 to 17 times as fast as the
+    dense product at 1.3 %, 3 to 4 times at 10 %, 2 times at 20 %, less where weights are wide.
+    """
+
+    min_numbers: int = 1 << 14  # smaller ones are multiplied before their nonzeros are found
+    min_columns: int = 64
+    max_nonzeros: float = 0.1  # as a share of all numbers
+
+
+USUAL = Limits()
+ANY_SIZE = Limits(0, 0, 1.0)  # any x: for tests of equality on small inputs
+
+
+class SparseInput:
+    """A matrix (N, K) that is mostly zeros, as a graph: an edge from column to row for each nonzero, weighted with it,
+    so that its product with a matrix is a sum over neighbours. Built at the second call."""
+
+    def __init__(self, x: Tensor, limits: Limits) -> None:
         some = x[:: max(1, x.shape[0] // SAMPLED_ROWS)]
-        self.sparse = int(some.count_nonzero()) <= _limits[2] * some.numel()
+        self.limits = limits
+        self.sparse = int(some.count_nonzero()) <= limits.max_nonzeros * some.numel()
         self.calls = 0
         self.total: NeighbourSum | None = None
 
-    def prepare(self, x: Tensor) -> None:
+    def build(self, x: Tensor) -> None:
+        """Find the nonzeros of x (N, K); `sparse` is False where they are too many."""
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
             rows = x.detach().to_sparse_csr()
-            self.sparse = rows.values().shape[0] <= _limits[2] * x.numel()
+            self.sparse = rows.values().shape[0] <= self.limits.max_nonzeros * x.numel()
             if self.sparse:
                 kind = index_type(max(x.shape), rows.values().shape[0])
                 rowptr, col = rows.crow_indices().to(kind), rows.col_indices().to(kind)
                 places = torch.arange(col.shape[0], dtype=kind)
-                self.total = NeighbourSum(Neighbours(rowptr, col, places, x.shape[1]), rows.values(), x.dtype)
+                self.total = NeighbourSum(Neighbours(rowptr, col, places, x.shape[1]), rows.values())
 
-    def product(self, weight: Tensor) -> Tensor:
-        """x @ weight.T, (N, out); `weight` (out, K) may want a gradient."""
-        return self.total(weight.t())
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x @ weight.T, (N, out); `weight` (out, K) may want a gradient.
 
-
-_SEEN = TensorCache(8)
-
-
-def features_of(x: Tensor) -> Features | None:
-    """The nonzeros of an x that comes a second time and is mostly zeros, else None."""
-    if (
-        torch.compiler.is_compiling()
-        or x.requires_grad
-        or x.shape[1] < _limits[1]
-        or x.numel() < _limits[0]
-        or x.is_inference()
-    ):
-        return None
-    if x.layout is not torch.strided or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
-        return None
-    features = _SEEN.get((x,), "features", lambda: Features(x))
-    features.calls += 1
-    if not features.sparse or features.calls == 1:
-        return None
-    if features.total is None:
-        features.prepare(x)
-    return features if features.sparse else None
+        A weight that is NaN or infinite makes NaN of the zeros that would be left out: then it is the plain product.
+        """
+        if not all_finite(weight):
+            return F.linear(x, weight)
+        return _Product.apply(weight, x, self.total) if recorded(weight) else self.total(weight.t())
 
 
-def times(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T, (N, out), without the zeros of x where they are known."""
-    features = features_of(x)
-    if features is None or x.shape[1] != weight.shape[1]:  # torch says that they do not fit
+class _Product(torch.autograd.Function):
+    """x @ weight.T over the nonzeros of x, which wants no gradient."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, x: Tensor, total: NeighbourSum) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.total = total
+        return total(weight.t())
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled() or transformed(grad) or not all_finite(grad):  # differentiated again; 0 * NaN
+            return grad.t() @ ctx.saved_tensors[0], None, None
+        return ctx.total.transposed(grad).t(), None, None
+
+
+def _checkpointed() -> bool:
+    """Is this to be computed again in the backward pass? Then it must do both times the same, so that no x may be found
+    to be sparse in between."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+class SparseInputs:
+    """The inputs seen last, with the nonzeros of those that are mostly zeros. Gone with their tensors."""
+
+    def __init__(self, limits: Limits = USUAL, max_bytes: int = 128 * MIB) -> None:
+        self.limits = limits
+        self._cache = TensorCache(max_bytes)
+
+    def get(self, x: Tensor) -> SparseInput | None:
+        """The nonzeros of an x (N, K) that comes a second time and is mostly zeros, else None."""
+        if x.requires_grad or x.dim() != 2 or x.shape[1] < self.limits.min_columns:
+            return None
+        if x.numel() < self.limits.min_numbers or x.is_inference() or torch.compiler.is_compiling():
+            return None
+        if torch.is_autocast_enabled("cpu") or _checkpointed():
+            return None
+        if x.layout is not torch.strided or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+            return None
+        known = self._cache.get((x,), "nonzeros", lambda: SparseInput(x, self.limits))
+        known.calls += 1
+        if not known.sparse or known.calls == 1:
+            return None
+        if known.total is None:
+            known.build(x)
+        return known if known.sparse else None
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+
+def sparse_linear(x: Tensor, weight: Tensor, inputs: SparseInputs | None = None) -> Tensor:
+    """x @ weight.T, (N, out), without the zeros of x where `inputs` knows them."""
+    known = None if inputs is None else inputs.get(x)
+    fits = (
+        weight.dim() == 2 and x.shape[1] == weight.shape[1] and x.dtype is weight.dtype
+    )  # else torch says what is wrong
+    if known is None or not fits or transformed(weight):
         return F.linear(x, weight)
-    return features.product(weight)
-
-
-@contextmanager
-def of_any_size() -> Iterator[None]:
-    """Inside, any x has its nonzeros taken alone, whatever its size and their share: for trials on small inputs."""
-    global _limits
-    before, _limits = _limits, (0, 0, 1.0)
-    try:
-        yield
-    finally:
-        _limits = before
+    return known.linear(x, weight)

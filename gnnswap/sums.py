@@ -1,76 +1,76 @@
 """Sums over the neighbours of one graph with fixed weights, prepared once: out = A x.
 
-    total = NeighbourSum(neighbours, weight, x.dtype)   # weight (E,) in the order of neighbours.col, or None
+    total = NeighbourSum(neighbours, weight)            # weight (E,) in the order of neighbours.col, or None
     total(x)                                            # (num_nodes, F); differentiable in x
     Largest(neighbours)(x)                              # the largest over the edges of each target, as PyG's max
 
 `weighted_sum` of `aggregation` takes weights that change from call to call. Here they stay, so the weights of the
-transposed graph stay as well, and from Python to the kernel a call takes a few microseconds. A graph of some tens of
-nodes is a product with a dense matrix.
+transposed graph stay as well, and from Python to the kernel a call takes a few microseconds.
 """
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
+
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gnnswap.aggregation import bag, segment_sum
+from gnnswap.aggregation import bag, recorded, segment_sum, transformed, weighted_sum_sorted
 from gnnswap.fused import moments
 from gnnswap.neighbours import Neighbours
 
-# graphs of up to so many nodes, and of so many pairs of nodes an edge at most, are a dense matrix; measured with one
-# AVX2 core: 1.2 times as fast as the bag at 32 to 48 nodes, 1.1 at 64, alike at 96, behind it from 128 on
+# attention over a graph of up to so many nodes, and of so many pairs of nodes an edge at most, is faster over all pairs
 DENSE_NODES = 64
 DENSE_PAIRS_PER_EDGE = 16
 
 
 def is_dense(graph: Neighbours) -> bool:
-    """Is a dense (N, N) matrix the faster form of this graph?"""
+    """Is the graph so small and dense that attention over all pairs of nodes is faster than over its edges?"""
     n = graph.num_nodes
     return n <= DENSE_NODES and graph.num_sources == n and n * n <= DENSE_PAIRS_PER_EDGE * graph.num_edges
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Does it hold neither NaN nor infinity? One reduction; False, too, where the sum of large numbers overflows."""
+    return math.isfinite(tensor.detach().sum().item())
 
 
 class NeighbourSum:
     """out[i] = sum over the edges (j -> i) of weight[edge] * x[j], (num_nodes, F); `weight` wants no gradient."""
 
-    def __init__(self, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype | None = None) -> None:
         self.graph, self.weight = graph, weight
-        self.matrix = _dense_matrix(graph, weight, dtype) if is_dense(graph) else None
-        occupied = graph.degree.nonzero().view(
-            -1
-        )  # targets with edges; where a tenth has none, products leave them out
-        self.targets = occupied if occupied.shape[0] < 0.9 * graph.num_nodes else None
-        self._transposed: tuple[Neighbours, Tensor | None] | None = None
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """Targets with edges, where a tenth or more has none, so that products may leave these out; else None."""
+        with torch.inference_mode(False):  # what is kept must serve training, too
+            occupied = self.graph.degree.nonzero().view(-1)
+        return occupied if occupied.shape[0] < 0.9 * self.graph.num_nodes else None
+
+    @cached_property
+    def transposed(self) -> NeighbourSum:
+        """The sum over the edges the other way round: of the gradient of a sum it is the gradient of x."""
+        with torch.inference_mode(False):
+            back = self.graph.transposed
+            return NeighbourSum(back, None if self.weight is None else self.weight.index_select(0, back.order))
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.matrix is not None:
-            return self.matrix @ x
-        if x.requires_grad and torch.is_grad_enabled():
-            return _Sum.apply(x, self)
-        return bag(x, self.graph, self.weight)
-
-    def back(self, grad: Tensor) -> Tensor:
-        """The gradient of x (num_sources, F) from that of the sum: the same over the edges the other way round."""
-        if self.matrix is not None:
-            return self.matrix.t() @ grad
-        if self._transposed is None:
-            with torch.inference_mode(False):  # what is cached must serve training, too
-                back = self.graph.transposed
-                self._transposed = back, None if self.weight is None else self.weight.index_select(0, back.order)
-        return bag(grad, *self._transposed)
+        if transformed(x):
+            return weighted_sum_sorted(x, self.graph, self.weight)
+        return _Sum.apply(x, self) if recorded(x) else bag(x, self.graph, self.weight)
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, total: NeighbourSum) -> Tensor:
         ctx.total = total
-        return bag(x.detach(), total.graph, total.weight)
+        return bag(x, total.graph, total.weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.total.back(grad), None
+        return ctx.total.transposed(grad), None
 
 
 def fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> NeighbourSum:
@@ -80,7 +80,7 @@ def fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean
     if mean:
         share = graph.cast("mean_weight", dtype)
         weight = share if weight is None else weight * share
-    return NeighbourSum(graph, weight, dtype)
+    return NeighbourSum(graph, weight)
 
 
 def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: float | None) -> NeighbourSum:
@@ -105,7 +105,7 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
     norm = scale.index_select(0, edges.col).mul_(
         torch.repeat_interleave(scale, edges.degree, output_size=edges.num_edges)
     )
-    return NeighbourSum(edges, norm if weight is None else norm.mul_(weight), dtype)
+    return NeighbourSum(edges, norm if weight is None else norm.mul_(weight))
 
 
 class Largest:
@@ -117,11 +117,3 @@ class Largest:
 
     def __call__(self, x: Tensor) -> Tensor:
         return moments(x, self.graph, ("max",))[0]
-
-
-def _dense_matrix(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A (N, N): A[i, j] is the sum of the weights of the edges j -> i."""
-    values = torch.ones(graph.num_edges, dtype=dtype, device=graph.device) if weight is None else weight
-    places = graph.row.long() * graph.num_sources + graph.col
-    flat = values.new_zeros(graph.num_nodes * graph.num_sources).index_add_(0, places, values)
-    return flat.view(graph.num_nodes, graph.num_sources)

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gnnlab.errors import GnnlabError, ParityError, Unavailable
+from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.profiling import timing
 from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.estimates import median_interval
-from gnnlab.profiling.races import relative_error
 from gnnlab.units.registry import find
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
 from gnnlab.worker import Worker
 from gnnlab.worker_process import DETAIL
+from gnnswap import parity
 from gnnswap.errors import one_line
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _measured(loaded: Loaded, cell: Cell, budget_s: float, precision: str) -> Ce
     if loaded.simulated_ms is not None:
         return CellResult.timed("simulated", loaded.simulated_ms, tuple(loaded.notes))
     values = values_of(cell)
-    error, why = parity(cell, loaded.run(values), precision)
+    error, why = compared(cell, loaded.run(values), precision)
     if why is not None:
         return CellResult("wrong", why, parity_error=error, notes=tuple(loaded.notes))
     times = timing.measure(partial(loaded.run, values), budget_s=budget_s)
@@ -245,16 +245,15 @@ def _measured(loaded: Loaded, cell: Cell, budget_s: float, precision: str) -> Ce
     return replace(outcome, parity_error=error)
 
 
-def parity(cell: Cell, outputs: Mapping[str, np.ndarray], precision: str) -> tuple[float | None, str | None]:
+def compared(cell: Cell, outputs: Mapping[str, np.ndarray], precision: str) -> tuple[float | None, str | None]:
     """The relative error of a unit's outputs against torch's float32 block (None where it is not finite), and the
     reason not to time the cell (None where they agree)."""
     values, block = values_of(cell), layer_of(cell.layer, cell.features).block(cell.first, cell.last)
-    try:
-        error = relative_error({name: values[name] for name in block.writes}, outputs, cell.unit)
-    except ParityError as other_shape:
-        return None, str(other_shape)
+    error = parity.error(outputs, {name: values[name] for name in block.writes}, name=cell.unit)
+    if error.why:
+        return None, f"{error.of}: {error.why}"
     if error <= TOLERANCES[precision]:
-        return error, None
+        return float(error), None
     allowed = f"allowed is {TOLERANCES[precision]:.0e} in {precision}"
     why = f"differs from torch's float32 block by {error:.2e} relative, {allowed}"
-    return error if math.isfinite(error) else None, why
+    return float(error) if math.isfinite(error) else None, why

@@ -16,13 +16,12 @@ import numpy as np
 import onnxruntime
 import torch
 
-from gnnlab.errors import ParityError
 from gnnlab.export.artefacts import FAILED, READY, WRONG, Artefact
 from gnnlab.export.padding import Feed
 from gnnlab.openvino_core import configuration, openvino_core
-from gnnlab.profiling.races import RTOL_FLOAT32, relative_error
 from gnnlab.workloads.graphsage import random_inputs
 from gnnlab.workloads.staged import StagedLayer
+from gnnswap import parity
 from gnnswap.errors import one_line
 
 Arrays = Mapping[str, np.ndarray]
@@ -50,7 +49,7 @@ def check(artefact: Artefact, path: Path, layer: StagedLayer, runtime: str) -> A
         for name, values in check_graphs(layer, size).items():
             error = _error(artefact, layer, run, values)
             worst = max(worst, error)
-            if not error <= RTOL_FLOAT32:
+            if not error <= parity.RTOL_FLOAT32:
                 finite = bool(np.isfinite(error))
                 off = f"off by {error:.2g} of the largest magnitude" if finite else "not finite, or of another shape,"
                 reason = f"{off} on a graph with {name}"
@@ -101,10 +100,7 @@ def _error(artefact: Artefact, layer: StagedLayer, run: Run, values: Arrays) -> 
         expected = [t.numpy() for t in block(*(torch.from_numpy(values[name]) for name in block.reads))]
     feed = feed_for(artefact, layer, values)
     outputs = feed.outputs(run(feed.inputs(values)))
-    try:
-        return relative_error(expected, [outputs[name] for name in block.writes])
-    except ParityError:  # another shape
-        return float("inf")
+    return float(parity.error([outputs[name] for name in block.writes], expected))
 
 
 def _smaller(count: int) -> int:

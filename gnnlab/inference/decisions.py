@@ -18,7 +18,7 @@ from gnnlab.errors import Unavailable
 from gnnlab.inference.states import NetworkArrays
 from gnnlab.profiling import estimates
 from gnnlab.profiling.context import row_of
-from gnnlab.profiling.races import relative_error
+from gnnlab.profiling.races import comparable
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_networks import State
 from gnnswap.errors import one_line
@@ -62,7 +62,7 @@ def count(layers: Mapping[str, Layers], states: Sequence[State], *, bound: float
             continue
         same = (np.concatenate(rows) == chosen).astype(float)
         notes = [*shared.get("notes", []), *_note(same, bound)]
-        error = relative_error(expected, scores, form)
+        error = float(comparable(scores, expected, form))
         shares.append({**shared, **SHARE, "status": "ok", "notes": notes, "samples": same, "parity_error": error})
     return pd.DataFrame(shares), pd.DataFrame(regrets)
 

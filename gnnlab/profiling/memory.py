@@ -10,8 +10,6 @@ scores), so a peak is never 0 there either.
 
 from __future__ import annotations
 
-import gc
-import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.profiler import profile
 from torch.nn.parameter import UninitializedTensorMixin
 
 from gnnlab.errors import GnnlabError, whole_numbers
+from gnnswap.cost import peak_memory
 from gnnswap.inputs import call, tensors_in
 
 from .context import unchanged
 from .flops import share_of_pairs
-from .sampling import quiet
 from .tensors import cpu_or_cuda, device_of, parts_of
 
 MIB = 2**20
@@ -84,7 +81,7 @@ def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None,
     where = cpu_or_cuda(device_of(fn, args, kwargs) if device is None else device, "memory")
     cuda = where.type == "cuda"
     before = torch.cuda.memory_allocated(where) if cuda else sum(storages(fn, args, kwargs).values())
-    held = hold(lambda: fn(*args, **kwargs), where)
+    held = peak_memory(lambda: fn(*args, **kwargs), where)
     peak, end = before + held.peak, before + held.at_end
     if not cuda:
         _peak_on_cpu = max(_peak_on_cpu, peak)
@@ -128,8 +125,8 @@ def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> di
     with unchanged(model):
         parts["forward_activations"], parts["output"] = _saved_by_forward(model, batch)
         with torch.no_grad():
-            forward = hold(lambda: call(model, batch), where)
-        training = hold(lambda: _train_once(model, batch), where)
+            forward = peak_memory(lambda: call(model, batch), where)
+        training = peak_memory(lambda: _train_once(model, batch), where)
     counted: set[int] = set()
     sizes = {}
     for name, bytes_of in parts.items():
@@ -160,49 +157,6 @@ def estimate_pe_storage(
         "relative_pe_dense": num_nodes**2 * pair / MIB,
         "relative_pe_sparse": round(num_nodes**2 * share_of_pairs(sparse_ratio)) * (pair + 2 * INDEX) / MIB,
     }
-
-
-@dataclass(frozen=True)
-class HeldBytes:
-    """Bytes above what was alive before the call: at the peak, and at its end, its result still alive."""
-
-    peak: int
-    at_end: int
-    result: Any
-
-
-def hold(fn: Callable[[], Any], device: torch.device) -> HeldBytes:
-    """Call `fn` and say what it held at once on `device`; for a call on a CPU its tensors must be on that CPU.
-
-    Raises:
-        GnnlabError: on a CPU, where a profiler of torch is running already: there can be one only.
-    """
-    if device.type == "cuda":
-        gc.collect()  # garbage of earlier work must not die in the middle
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        result = fn()
-        torch.cuda.synchronize(device)
-        peak, end = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-        return HeldBytes(peak - before, end - before, result)
-    if torch.autograd.profiler._is_profiler_enabled:
-        raise GnnlabError("torch's profiler is running; memory on a CPU is measured by it, so end it first")
-    quiet_profiler()
-    with quiet(), profile(profile_memory=True) as record:
-        result = fn()
-    now = peak = 0
-    events = (event for event in record.kineto_results.events() if event.name() == "[memory]")
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.device_type() == torch.profiler.DeviceType.CPU:
-            now += event.nbytes()
-            peak = max(peak, now)
-    return HeldBytes(peak, now, result)
-
-
-def quiet_profiler() -> None:
-    """Keep torch's profiler from writing to the terminal at each start. It reads this once, at its first."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def storages(*things: Any) -> dict[int, int]:

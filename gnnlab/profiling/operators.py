@@ -23,10 +23,10 @@ from torch import nn
 from torch.profiler import DeviceType, ProfilerActivity, record_function
 
 from gnnlab.errors import GnnlabError, whole_numbers
+from gnnswap.cost import quiet_profiler
 from gnnswap.inputs import call
 
 from .estimates import median_interval
-from .memory import quiet_profiler
 from .tensors import device_of
 
 _RUN = "gnnlab.run"

@@ -1,5 +1,5 @@
 """A race: forms that compute the same, as a dict, over named inputs. Checked first, then timed interleaved: nothing is
-timed before a `Reference` says that two forms compute the same.
+timed before a `BaselineOutput` says that two forms compute the same.
 
     forms = {"PyG": conv, "torch.compile": torch.compile(conv), "mine": lambda x, edge_index: ...}
     raced = race_forms(forms, {"x": x, "edge_index": edge_index}, budget_s=1)
@@ -7,9 +7,6 @@ timed before a `Reference` says that two forms compute the same.
 
 The first form is the baseline. A form takes those of the inputs that its arguments name, or all of them in order where
 they are a tuple. One that fails, or computes something else, is not timed, and says why.
-
-Who compares results imports this module, which calls torch's `exp` once: the first `exp` of a process may be inexact if
-several threads compute it (docs/measuring.md). Eight numbers are one thread's.
 """
 
 from __future__ import annotations
@@ -28,22 +25,19 @@ import torch
 from torch import nn
 
 from gnnlab.errors import GnnlabError, ParityError, Unavailable
+from gnnswap import parity
 from gnnswap.errors import one_line
 from gnnswap.inputs import in_float64, of_floats, tensors_in
+from gnnswap.parity import FP32_SLACK, GRADIENT_FLOOR, RTOL_FLOAT32, Deviation
 
 from . import estimates, timing
 from .context import Conditions, Under
 from .estimates import CONTROL, Estimate
 
-RTOL_FLOAT32 = 1e-5  # of the largest magnitude; lower precisions state their own bound
-ROUNDING = 8  # times the baseline's own, which a right result may be off from the exact one
-DRAWS = 8  # inputs with other last bits, on which that error is taken
-_EPSILON = 2.0**-23  # relative distance of neighbouring numbers in float32
-_NEGLIGIBLE = 1e-3  # of the largest gradient
+INPUT_PERTURBATIONS = 8  # inputs with other last bits, on which the baseline's own error is taken
 ITEMS = 256  # in a sample of a baseline that takes them one by one; with 64, in cold caches, each took 7 % longer
 LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
 MODES = ("inference", "training", "plain")
-torch.zeros(8).exp()  # the first of this process
 Inputs = Any  # a mapping by the names of arguments, a tuple of them, or the only one
 Form = Callable[..., Any]
 
@@ -76,7 +70,7 @@ def race_forms(
 
     Outputs must agree with the baseline's within `tolerance`, relative to its largest magnitude; a mapping gives single
     forms a bound of their own, which stands. Where others do not and the baseline is a module, float64 decides: a form
-    is right, too, that is at most `ROUNDING` times as far off as the baseline is, on these inputs or on some that
+    is right, too, that is at most `FP32_SLACK` times as far off as the baseline is, on these inputs or on some that
     differ in their last bits.
     In mode "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
     gradients of inputs and of parameters of the same name have to agree, too. In mode "plain" gradients are on unless
@@ -121,17 +115,17 @@ def _agreeing(
     common = RTOL_FLOAT32 if isinstance(tolerance, Mapping) else tolerance
     base = next(iter(calls))
     try:
-        reference = Reference(calls[base], base, _error)
+        baseline = BaselineOutput(calls[base], base, _error)
     except Exception as error:
         raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
     usable, checked = [base], {base: Raced()}
     for name, call in list(calls.items())[1:]:
         bound = bounds.get(name, common)
         try:
-            error = reference.error_of(call, bound, name)
+            error = baseline.error_of(call, bound, name)
             if not error <= bound and name not in bounds and (known := exact()) is not None:
                 truth, own = known
-                error, bound = _error(truth, call(), name), max(bound, ROUNDING * own)
+                error, bound = _error(call(), truth, name), max(bound, FP32_SLACK * own)
         except Exception as problem:  # whatever a form of the reader raises: the others still race
             ours = isinstance(problem, (ParityError, Unavailable))
             reason = str(problem) if ours else f"does not run here: {one_line(problem)}"
@@ -139,29 +133,30 @@ def _agreeing(
             continue
         if error <= bound:
             usable.append(name)
-            checked[name] = Raced(parity_error=error)
+            checked[name] = Raced(parity_error=float(error))
         else:
             reason = f"its output differs from that of {base} by {error:.1e} relative, allowed is {bound:.0e}"
-            checked[name] = Raced(reason=f"{reason}; only what computes the same is timed", parity_error=error)
+            checked[name] = Raced(reason=f"{reason}; only what computes the same is timed", parity_error=float(error))
     return usable, checked
 
 
 def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
     """What a module gives in float64, and how far off it is itself; None of another form, or where float64 fails.
 
-    Its own error is the largest of `DRAWS`, of these inputs and of some that differ in their last bits. One draw is not
-    enough: where a maximum has a near tie, or a variance is almost nothing, it is luck which edge has the gradient.
+    Its own error is the largest on these inputs and on others that differ in their last bits, `INPUT_PERTURBATIONS` in
+    all. One is not enough: where a maximum has a near tie, or a variance is almost nothing, it is luck which edge has
+    the gradient.
     """
     if not isinstance(form, nn.Module):
         return None
     draw, truth, own = torch.Generator().manual_seed(0), None, 0.0
     try:
         wide = copy.deepcopy(form).double()
-        for _ in range(DRAWS):
+        for _ in range(INPUT_PERTURBATIONS):
             exact = call_of(wide, in_float64(inputs), mode)()
-            own = max(own, _error(exact, call_of(form, inputs, mode)(), "the baseline"))
+            own = max(own, _error(call_of(form, inputs, mode)(), exact, "the baseline"))
             truth = exact if truth is None else truth
-            inputs = of_floats(inputs, lambda value: value * (1 + _EPSILON * _signs(value, draw)))
+            inputs = of_floats(inputs, lambda value: value * (1 + parity.EPSILON * _signs(value, draw)))
     except Exception:  # modules may refuse to be copied, or make float32 tensors of their own
         return None
     return truth, own
@@ -171,103 +166,55 @@ def _signs(like: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     return torch.randint(-1, 2, like.shape, generator=draw).to(like)
 
 
-def _error(expected: Any, got: Any, name: str) -> float:
+def _error(got: Any, expected: Any, name: str) -> Deviation:
     """Relative error, of a training step also of its gradients: a form that leaves one out computes less."""
-    if isinstance(expected, _Step) and isinstance(got, _Step):
-        if lacking := sorted(expected.gradients.keys() - got.gradients.keys()):
-            raise ParityError(f"{name}: it computes no gradient of {', '.join(lacking)}, the baseline does")
-        pairs = [({n: step.gradients[n] for n in expected.gradients}) for step in (expected, got)]
-        return max(relative_error(expected.output, got.output, name), gradient_error(*pairs, f"{name}, gradients"))
-    return relative_error(expected, got, name)
+    if not (isinstance(expected, _Step) and isinstance(got, _Step)):
+        return comparable(got, expected, name)
+    if lacking := sorted(expected.gradients.keys() - got.gradients.keys()):
+        raise ParityError(f"{name}: it computes no gradient of {', '.join(lacking)}, the baseline does")
+    gradients = {of: got.gradients[of] for of in expected.gradients}
+    floor = GRADIENT_FLOOR * parity.largest(expected.gradients)
+    return max(
+        comparable(got.output, expected.output, name),
+        comparable(gradients, expected.gradients, f"{name}, gradients", floor),
+    )
 
 
 def require_equal(expected: Any, got: Any, tolerance: float = RTOL_FLOAT32, name: str = "candidate") -> float:
     """The relative error of `got` against `expected`; `ParityError` where it is above `tolerance`.
 
-    Tensors, arrays, numbers and nested tuples, lists and mappings of them. The relative error of a tensor is
-    max |got - expected| / max |expected|; of a structure it is the largest of its parts.
+    Tensors, arrays, numbers and nested tuples, lists and mappings of them, compared as `gnnswap.parity` says.
     """
-    error = relative_error(expected, got, name)
+    error = comparable(got, expected, name)
     if not error <= tolerance:
         raise ParityError(
             f"{name}: outputs differ from the baseline's by {error:.2e} relative, allowed is {tolerance:.0e}; "
             "only what computes the same is timed"
         )
+    return float(error)
+
+
+def comparable(got: Any, expected: Any, name: str, floor: float = 0.0) -> Deviation:
+    """The error of `got` as `gnnswap.parity` has it; `ParityError` where the two cannot be compared."""
+    error = parity.error(got, expected, floor=floor, name=name)
+    if error.why:
+        raise ParityError(f"{error.of}: {error.why}")
     return error
 
 
-def relative_error(expected: Any, got: Any, name: str = "candidate") -> float:
-    """Largest relative error over all tensors of two structures; NaN against a number is an infinite error."""
-    if expected is None and got is None:
-        return 0.0
-    if isinstance(expected, Mapping) and isinstance(got, Mapping):
-        if expected.keys() != got.keys():
-            raise ParityError(f"{name}: outputs have the keys {sorted(got)}, the baseline's {sorted(expected)}")
-        return max((relative_error(expected[k], got[k], f"{name}[{k!r}]") for k in expected), default=0.0)
-    if isinstance(expected, (tuple, list)) and isinstance(got, (tuple, list)):
-        if len(expected) != len(got):
-            raise ParityError(f"{name}: {len(got)} outputs, the baseline has {len(expected)}")
-        pairs = enumerate(zip(expected, got, strict=True))
-        return max((relative_error(a, b, f"{name}[{i}]") for i, (a, b) in pairs), default=0.0)
-    return _array_error(_array(expected, name), _array(got, name), name)
-
-
-def gradient_error(expected: Mapping[str, Any], got: Mapping[str, Any], name: str = "candidate") -> float:
-    """Largest relative error over gradients by name, each against its own magnitude or a thousandth of the largest one.
-
-    Some gradients are zero but for rounding, as that of the bias of attention keys, which a softmax takes out again;
-    against their own magnitude the rounding of two right forms would differ by all of it.
-    """
-    floor = _NEGLIGIBLE * max((np.abs(_array(g, name)).max(initial=0.0) for g in expected.values()), default=0.0)
-    errors = [_array_error(_array(expected[k], name), _array(got[k], name), f"{name}[{k!r}]", floor) for k in expected]
-    return max(errors, default=0.0)
-
-
-def _array(value: Any, name: str) -> np.ndarray:
-    if hasattr(value, "detach"):
-        value = value.detach().double().cpu().numpy() if value.is_floating_point() else value.detach().cpu().numpy()
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise ParityError(f"{name}: an output of type {type(value).__name__} cannot be compared; return tensors")
-    return array.astype(np.float64, copy=False)
-
-
-def _array_error(expected: np.ndarray, got: np.ndarray, name: str, floor: float = 0.0) -> float:
-    if expected.shape != got.shape:
-        raise ParityError(f"{name}: output has shape {got.shape}, the baseline's has {expected.shape}")
-    if expected.size == 0:
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        difference = np.asarray(got - expected)
-    largest = np.abs(difference, out=difference).max()  # finite only where all numbers of both are
-    if not np.isfinite(largest):
-        finite = np.isfinite(expected)
-        if not (
-            np.array_equal(finite, np.isfinite(got)) and np.array_equal(expected[~finite], got[~finite], equal_nan=True)
-        ):
-            return float("inf")
-        if not finite.any():
-            raise ParityError(f"{name}: the baseline gives no finite number, so nothing can be compared")
-        expected, largest = expected[finite], difference[finite].max(initial=0.0)
-    scale = max(np.abs(expected).max(initial=0.0), floor)
-    if scale > 0:
-        return float(largest / scale)
-    return float("inf") if largest > 0 else 0.0
-
-
-class Reference:
+class BaselineOutput:
     """What a form gives, to compare others with. A first call is not compared, for it may be inexact: each form is
     called once before, and both are once again where they differ.
 
-    `error` gives the relative error of a result against another, `relative_error` unless given. With `warm` all forms
-    were called before. What `call` raises goes to the caller.
+    `error(got, expected, name)` gives the relative error, `comparable` unless given. With `warm` all forms were called
+    before. What `call` raises goes to the caller.
     """
 
     def __init__(
         self,
         call: Callable[[], Any],
         name: str = "the baseline",
-        error: Callable[[Any, Any, str], float] = relative_error,
+        error: Callable[[Any, Any, str], float] = comparable,
         warm: bool = False,
     ) -> None:
         self._call, self.name, self._error, self._warm = call, name, error, warm
@@ -283,16 +230,20 @@ class Reference:
         """The relative error of what another form gives, which is above `allowed` if it is so twice.
 
         Raises:
-            ParityError: the results cannot be compared, or the reference itself gives two results for one input.
+            ParityError: the results cannot be compared, or the baseline itself gives two results for one input.
         """
-        if (error := self._error(self.value, self._later(call), name)) <= allowed:
+        if (error := self._error(self._later(call), self.value, name)) <= allowed:
             return error
         again = self._call()
-        if not (apart := self._error(self.value, again, self.name)) <= allowed:
+        if not (apart := self._error(again, self.value, self.name)) <= allowed:
             raise ParityError(
                 f"{self.name} itself gave two results for one input, which differ by {apart:.1e} relative"
             )
-        return self._error(again, call(), name)
+        return self._error(call(), again, name)
+
+
+def relative_error(expected: Any, got: Any) -> float:  # TEMPORARY: tests/gnnswap/test_swap.py
+    return comparable(got, expected, "candidate")
 
 
 def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:

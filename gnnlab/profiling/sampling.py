@@ -3,10 +3,8 @@ wrong. `timing` decides what is compared with what."""
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,15 +147,3 @@ def steal_note(before: float, seconds: float) -> tuple[str, ...]:
     """A note where the hypervisor took more than 2 % since `before` (from `steal_s`), in `seconds` of wall time."""
     share = (steal_s() - before) / max(seconds, 1e-9) / (psutil.cpu_count() or 1)
     return (f"the hypervisor took {100 * share:.0f} % of this machine's time meanwhile",) if share > 0.02 else ()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No garbage collection while sampling."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from gnnswap.cost import quiet
+
 from .estimates import CONTROL, LEAST_SAMPLES, median_interval, percentile
 from .sampling import (
     FIRST_SAMPLES,
@@ -27,7 +29,6 @@ from .sampling import (
     Sampler,
     noise_notes,
     notes_on,
-    quiet,
     steal_note,
     steal_s,
     wanted_samples,

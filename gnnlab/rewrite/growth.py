@@ -22,11 +22,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.memory import MIB, hold, storages
+from gnnlab.profiling.memory import MIB, storages
 from gnnlab.profiling.scaling import generate_scaling_graphs
 from gnnlab.profiling.timing import sample, stopwatch
 from gnnlab.progress import progress
 from gnnlab.worker import Answer, Worker
+from gnnswap.cost import peak_memory
 from gnnswap.errors import quoted
 from gnnswap.replace import swap
 
@@ -87,7 +88,7 @@ def cell(model: str, nodes: int, edges: int, phase: str, form: str, threads: int
         return first.ms, float(call(data).norm())  # some of it is prepared when a graph comes a second time
 
     before = sum(storages(net, data.x, data.edge_index).values())
-    held = hold(first_calls, torch.device("cpu"))
+    held = peak_memory(first_calls, torch.device("cpu"))
     with stopwatch() as later:
         call(data)
     more = sample(lambda: call(data), runs=min(MOST, max(FEWEST, int(seconds / later.s))) - 1)

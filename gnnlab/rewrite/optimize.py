@@ -32,7 +32,7 @@ from gnnlab.profiling import estimates, timing
 from gnnlab.profiling.context import Conditions
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
-from gnnlab.profiling.races import call_of, relative_error
+from gnnlab.profiling.races import call_of, comparable
 from gnnlab.rewrite import proof, steps
 from gnnlab.rewrite.proof import UserModel
 from gnnlab.rewrite.steps import ALLOCATOR, STEPS
@@ -367,8 +367,8 @@ def attempt(of: Of, plan: Sequence[str]) -> dict[str, Any]:
         return {"why": one_line(error)}
     attempted = {"why": None, "held_mib": _held_mib(form, user)}
     if not all(STEPS[name].exact for name in plan):
-        outputs = ([t.float() for t in tensors_in(_step(model, user))] for model in (user.model, form))
-        return attempted | {"error": relative_error(*outputs)}
+        outputs = ([t.float() for t in tensors_in(_step(model, user))] for model in (form, user.model))
+        return attempted | {"error": float(comparable(*outputs, "the fast model"))}
     proven = proof.compare(form, user, cases, proof.FEW if any(STEPS[name].compiles for name in plan) else None)
     if not proven.equal:
         on, what = next(iter(proven.wrong.items()))

@@ -5,21 +5,17 @@
     cases = reference(user)                # before anything is made fast
     compare(fast_model, user, cases).equal
 
-A tensor may be off from the exact one, the user's own in float64 where the model can, by 1e-5 of its largest magnitude,
-or by 8 times as much as the user's own float32 is: a gradient that is zero but for rounding is compared with the
-rounding, and one that is zero to the bit with that of the largest tensor.
+Tolerance: `gnnswap.parity` with a `truth`, the user's own model in float64 where it can compute in that.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -27,13 +23,15 @@ from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.context import Conditions, ProfilingContext
-from gnnlab.profiling.races import ROUNDING, RTOL_FLOAT32, Reference, directions, relative_error
+from gnnlab.profiling.races import BaselineOutput, comparable, directions
 from gnnlab.workloads import models
+from gnnswap import parity
 from gnnswap.errors import OneLineError, one_line, quoted
 from gnnswap.inputs import bind, call, in_float64, tensors_in
+from gnnswap.parity import Deviation
 
 RANDOM = 1e-3  # relative; threads that add in another order differ by less
-ALLOWED = RTOL_FLOAT32  # of the largest magnitude of a tensor
+ALLOWED = parity.RTOL_FLOAT32
 YOURS, INPUTS = "your graph", "your inputs"
 SAME_SIZE = "other edges, same size"
 HARD = "isolated nodes, repeated edges, self-loops"
@@ -45,7 +43,7 @@ _OTHERS = {  # nodes, edges
     "one node with a self-loop": (1, 1),
     "a larger graph": (211, 1400),
 }
-Values = dict[str, np.ndarray]
+Values = dict[str, Tensor]
 
 
 # ---- the user's model -----------------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ def check(user: UserModel) -> None:
                     f"{user.spec}: its forward changes {changed[0]} in eval mode, so that no two calls compute the "
                     "same; write to a copy"
                 )
-            if (apart := relative_error(first, _outputs(user))) > RANDOM:
+            if (apart := comparable(_outputs(user), first, user.spec)) > RANDOM:
                 mode = "training mode, with dropout at 0" if train else "eval mode"
                 raise GnnlabError(
                     f"{user.spec} is random in {mode}: two calls differ by {apart:.1g} relative; make it depend on "
@@ -182,10 +180,10 @@ def _drawn(data: Data, nodes: int, edges: int, draw: torch.Generator) -> Data:
 
 @dataclass(frozen=True)
 class Case:
-    """What the user's model gives of `batch`, the `Reference`, or why it does not take it."""
+    """What the user's model gives of `batch`, the `BaselineOutput`, or why it does not take it."""
 
     batch: Any
-    given: Reference | None = None
+    given: BaselineOutput | None = None
     why: str = ""
 
 
@@ -210,16 +208,16 @@ class Proof:
 def reference(user: UserModel) -> dict[str, Case]:
     """What the model, which was called before, gives on each of the `graphs`."""
     cases: dict[str, Case] = {}
-    exact = _exact(user)
+    _in_float64(user, user.batch)  # not compared: a first call
     for name, graph in graphs(user).items():
         if name == AGAIN:
             cases[name] = cases[YOURS]
             continue
         try:
             batch = user.batch if graph is user.data else bind(user.model, graph, user.spec)
-            own, truth = partial(values, user.model, batch, user.train), exact(batch)
-            error = lambda own, got, name, truth=truth: difference(own, got, truth)  # noqa: E731
-            cases[name] = Case(batch, Reference(own, user.spec, error, warm=True))
+            own = partial(values, user.model, batch, user.train)
+            error = partial(_error, _in_float64(user, batch))
+            cases[name] = Case(batch, BaselineOutput(own, user.spec, error, warm=True))
         except Exception as problem:  # of the user's model, on a graph that is none of theirs
             cases[name] = Case(None, why=one_line(problem))
     return cases
@@ -245,7 +243,7 @@ def compare(form: nn.Module, user: UserModel, cases: Mapping[str, Case], names: 
                 worst = max(worst, error)
                 held.append(name)
             else:
-                wrong[name] = f"{error.of} is off by {error:.1e}"
+                wrong[name] = f"{error.of}: {error.why}" if error.why else f"{error.of} is off by {error:.1e}"
     return Proof(worst, tuple(held), wrong, skipped)
 
 
@@ -256,7 +254,7 @@ def values(model: nn.Module, batch: Any, train: bool) -> Values:
         tensors = {f"output {place}": output for place, output in enumerate(outputs)}
         if train:
             tensors |= gradients(model, outputs)
-    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
@@ -269,49 +267,16 @@ def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
     return {f"gradient of {name}": g for name, g in zip(named, grads, strict=True) if g is not None}
 
 
-class Off(float):
-    """A relative error, and `of` which tensor."""
-
-    of = ""
-
-
-def difference(own: Values, got: Values, exact: Values | None = None) -> Off:
-    """The largest error of a tensor; infinite where one is missing or of another shape."""
-    worst = Off(0.0)
-    largest = max((np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in own.values()), default=0.0)
-    for name, array in own.items():
-        alike = name in got and got[name].shape == array.shape
-        error = _error(array, (exact or own).get(name, array), got[name], largest) if alike else float("inf")
-        if not error <= worst:
-            worst = Off(error)
-            worst.of = name if alike else f"{name} ({'of another shape' if name in got else 'missing'})"
-    return worst
+def _error(truth: Values | None, got: Values, own: Values, name: str) -> Deviation:
+    """The largest error of a tensor of the user's, in which a form may give more gradients than the model."""
+    found = parity.error({of: got[of] for of in own if of in got}, own, own if truth is None else truth)
+    # a model may give NaN alone on a graph that was drawn: a form that gives the same is not wrong
+    return Deviation(0.0) if found.why == parity.NOTHING_FINITE else found
 
 
-def _error(own: np.ndarray, exact: np.ndarray, got: np.ndarray, largest: float) -> float:
-    own, got, exact = (array.astype(np.float64) for array in (own, got, exact))
-    finite = np.isfinite(own) & np.isfinite(exact) & np.isfinite(got)
-    if not np.array_equal(own[~finite], got[~finite], equal_nan=True):
-        return float("inf")
-    own, got, exact = own[finite], got[finite], exact[finite]
-    off, rounding = (np.abs(array - exact).max(initial=0.0) for array in (got, own))
-    if not exact.any() and not rounding:  # zero, as it cancels in the user's order: in another one to the last bit
-        rounding = np.finfo(np.float32).eps * largest
-    scale = max(np.abs(exact).max(initial=0.0), ROUNDING * rounding / ALLOWED)
-    return 0.0 if off == 0 else float(off / scale) if scale else float("inf")
-
-
-def _exact(user: UserModel) -> Callable[[Any], Values]:
-    """The user's own `values` of a batch in float64; nothing where the model cannot."""
-    wide = None
-    with suppress(Exception):  # modules may refuse in any way
-        wide = copy.deepcopy(user.model).double()
-
-    def exact(batch: Any) -> Values:
-        if wide is not None:
-            with suppress(Exception):  # a forward that makes float32 tensors of its own
-                return values(wide, in_float64(batch), user.train)
-        return {}
-
-    exact(user.batch)  # not compared: a first call
-    return exact
+def _in_float64(user: UserModel, batch: Any) -> Values | None:
+    """What the user's model gives in float64; None where it cannot."""
+    try:
+        return values(copy.deepcopy(user.model).double(), in_float64(batch), user.train)
+    except Exception:  # modules may refuse to be copied, or make float32 tensors of their own
+        return None

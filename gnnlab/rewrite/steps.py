@@ -20,7 +20,6 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -29,9 +28,9 @@ from torch_geometric.data import Data
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.context import Conditions
+from gnnlab.rewrite.constant_output import ConstantOutput
 from gnnlab.workloads import models
 from gnnswap import swap
-from gnnswap.cache import Watch
 from gnnswap.errors import one_line
 from gnnswap.inputs import call, tensors_in
 
@@ -139,23 +138,9 @@ def compiled(model: nn.Module, batch: Any, backend: str | Callable[..., Any] = "
 
 
 def constant_output(model: nn.Module, batch: Any) -> nn.Module:
-    """`model` in eval mode, which is called without tensors, so that its output follows from its weights: computed once
-    for each argument, and again when `Watch` sees a change. The output must not be written to."""
-    cached: WeakKeyDictionary[nn.Module, tuple[Watch, dict[Any, Any]]] = WeakKeyDictionary()  # a copy has its own
-
-    def run(model, forward, /, *arguments, **named):
-        watch, outputs = cached.get(model, (None, None))
-        if watch is None or not watch.unchanged():
-            watch, outputs = cached[model] = Watch(model), {}
-        key = arguments, *named.items()
-        if key not in outputs:
-            if not watch.reliable or any(True for _ in tensors_in(key)):
-                return forward(*arguments, **named)
-            with torch.inference_mode(False), torch.no_grad():
-                outputs[key] = forward(*arguments, **named)
-        return outputs[key]
-
-    return around(model.eval(), run)
+    """`model` in eval mode, which is called without tensors, so that its output follows from what it holds: computed
+    without gradients once for each argument, and again when anything in the model differs; see `ConstantOutput`."""
+    return around(model.eval(), ConstantOutput())
 
 
 # ---- why a step applies ---------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from gnnlab.planning.planner import Planner
 from gnnlab.planning.plans import parse
 from gnnlab.planning.steps import window
 from gnnlab.planning.unit_processes import UnitProcesses
-from gnnlab.profiling.races import relative_error
 from gnnlab.workloads.graphsage import random_inputs, sage
+from gnnswap import parity
 
 CPU, GPU, NPU = UNITS = tuple(f"plan_units:{name}" for name in ("cpu", "gpu", "npu"))
 LAYER = sage(8)
@@ -54,7 +54,7 @@ def test_candidates_give_what_the_plain_layer_gives(processes, lacking, name):
         with Executor(plan, known, inputs, processes) as executor:
             for stream in ([2], [0, 1, 2, 0, 1, 2, 0, 2]):
                 executor.stream(stream)
-                assert relative_error(expected[stream[-1]], executor.last(), str(plan)) < 1e-5, str(plan)
+                assert parity.error(executor.last(), expected[stream[-1]]) < 1e-5, str(plan)
 
 
 def test_a_part_without_edges_is_carried_out(processes):

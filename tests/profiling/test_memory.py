@@ -16,12 +16,12 @@ from gnnlab.profiling.memory import (
     estimate_pe_storage,
     get_memory_breakdown,
     get_peak_memory,
-    hold,
     profile_memory_usage,
     reset_memory_stats,
     storages,
 )
 from gnnlab.profiling.tensors import span_bytes
+from gnnswap.cost import peak_memory
 
 CPU = torch.device("cpu")
 KB = 1024  # bytes of 256 floats
@@ -55,7 +55,7 @@ PLANTED = {  # what is called: KiB at the peak, KiB at the end
 @pytest.mark.parametrize("case", PLANTED)
 def test_what_a_call_holds_is_known_to_the_byte(case):
     fn, peak, end = PLANTED[case]
-    held = hold(fn, CPU)
+    held = peak_memory(fn, CPU)
     assert peak * KB <= held.peak <= peak * KB + SCALARS
     assert held.at_end == end * KB
 
@@ -73,9 +73,9 @@ def test_what_a_backward_pass_keeps_and_frees_is_accounted():
     def keeps():
         return (weight * 2).exp().sum()  # 1 KiB that exp keeps; its input is gone, its output too
 
-    forward = hold(keeps, CPU)
+    forward = peak_memory(keeps, CPU)
     assert KB + 4 <= forward.at_end <= KB + 4 + SCALARS
-    backward = hold(forward.result.backward, CPU)
+    backward = peak_memory(forward.result.backward, CPU)
     assert abs(backward.at_end) <= SCALARS  # the activation went, the gradient came
     assert weight.grad.shape == (256,)
 
@@ -156,7 +156,7 @@ def test_a_forward_pass_counts_memory_inside_kernels_and_training_takes_more():
     layer, x = nn.MultiheadAttention(hidden, heads, batch_first=True).eval(), torch.ones(1, nodes, hidden)
     with torch.no_grad():
         layer(x, x, x)
-        held = hold(lambda: layer(x, x, x, need_weights=False), CPU)
+        held = peak_memory(lambda: layer(x, x, x, need_weights=False), CPU)
     assert held.peak > nodes**2 * heads * 4  # the fused kernel keeps all its scores, in no tensor to be seen
     model = GATConv(16, 8, heads=2)
     batch = (torch.randn(50, 16), torch.randint(50, (2, 200)))

@@ -4,7 +4,6 @@ own model, and notices what is wrong on one graph."""
 import copy
 from dataclasses import replace
 
-import numpy as np
 import own_models
 import pytest
 import torch
@@ -184,12 +183,19 @@ def test_a_miss_is_looked_at_again_and_a_model_that_gives_two_results_is_to_blam
     assert wrong.startswith("own_models:own_sum itself gave two results for one input")
 
 
-def test_rounding_is_measured_by_the_users_own():
-    own, exact = {"g": np.array([1e-8, -1e-8], np.float32)}, {"g": np.array([0.0, 0.0])}
-    assert proof.difference(own, {"g": np.array([3e-8, 0.0], np.float32)}, exact) <= proof.ALLOWED
-    assert proof.difference(own, {"g": np.array([3e-7, 0.0], np.float32)}, exact) > proof.ALLOWED
-    assert proof.difference(exact, {"g": exact["g"] + 1e-30}) == float("inf")
-    beside = exact | {"h": np.array([2.0])}
-    assert proof.difference(beside, beside | {"g": exact["g"] + 1e-6}) <= proof.ALLOWED
-    assert proof.difference(beside, beside | {"g": exact["g"] + 1e-5}) > proof.ALLOWED
-    assert proof.difference(exact, {}) == float("inf")
+def test_a_graph_on_which_the_users_model_gives_nothing_but_nan_is_held_where_the_form_gives_the_same(reference):
+    user, _ = reference("own_sum")
+    user = replace(user, model=altered(lambda y, x, e: y / min(e.shape[1], 1) if e.shape[1] else y * float("nan")))
+    cases = proof.reference(user)
+    assert "no edges" in proof.compare(copy.deepcopy(user.model), user, cases).held
+    assert "no edges" in proof.compare(own_sum(None), user, cases).wrong
+
+
+def test_a_form_may_give_more_gradients_and_not_fewer(reference):
+    user, compare = reference("with_edges", train=True, graph="symptoms")
+    other = copy.deepcopy(user.model)
+    other.more = nn.Parameter(torch.ones(()))
+    other.out.register_forward_hook(lambda layer, _, y: y * other.more)
+    assert compare(other).equal
+    other.out.weight.requires_grad_(False)
+    assert "has the keys gradient of out.weight" in compare(other).wrong[proof.YOURS]

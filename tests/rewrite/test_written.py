@@ -17,15 +17,15 @@ GRAPHS = {"with_edges": "symptoms"}
 FACTORIES = ("gcn", "gatv2", "pna", "with_edges", "bipartite", "pooled")
 COMPARE = """
 import json, sys
+from gnnswap import parity
 from gnnswap.inputs import call
-from gnnlab.profiling.races import relative_error
 from gnnlab.workloads import models
 errors = {}
 for name, graph in json.loads(sys.argv[1]).items():
     own, fast = (models.build(spec, graph) for spec in (f"own_models:{name}", f"fast_{name}:make"))
     same = own.model.state_dict().keys() == fast.model.state_dict().keys()
-    outs = (call(built.model.eval(), built.batch) for built in (own, fast))
-    errors[name] = relative_error(*outs) if same else -1
+    outs = (call(built.model.eval(), built.batch) for built in (fast, own))
+    errors[name] = float(parity.error(*outs)) if same else -1
 print(json.dumps(errors))
 """
 
