@@ -87,7 +87,7 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     neighbours.require("x", x, (neighbours.num_sources, -1))
     if weight is not None:
         neighbours.require("weight", weight, (neighbours.num_edges,), x.dtype)
-        weight = neighbours.sorted_weight(weight)
+        weight = weight.index_select(0, neighbours.order) if transformed(weight) else neighbours.sorted_weight(weight)
     return weighted_sum_sorted(x, neighbours, weight)
 
 

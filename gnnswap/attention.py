@@ -223,7 +223,7 @@ class _Softmax(torch.autograd.Function):
         (weights,), neighbours = ctx.saved_tensors, ctx.neighbours
         grad = grad * weights
         expected = segment_sum(grad, neighbours).index_select(0, neighbours.row)
-        return grad.addcmul_(weights, expected, value=-1), None
+        return torch.addcmul(grad, weights, expected, value=-1), None
 
 
 class _HeadProducts(torch.autograd.Function):
@@ -270,7 +270,7 @@ def _pair_sums(source, target, edge: Tensor | None, neighbours: Neighbours) -> I
     A bag of two rows an edge reads both and writes their sum once, in the time of one of two gathers.
     """
     rows, edge = torch.cat([source.flatten(1), target.flatten(1)]), None if edge is None else edge.flatten(1)
-    ends = neighbours.once("ends", lambda: _ends(neighbours))
+    ends = neighbours.once(_ends)
     # smaller pieces have threads wait for each other: on two shared cores 1.8 times as long, a quarter as large
     step = max(1, 2 * aggregation.CHUNK_NUMBERS * torch.get_num_threads() // max(rows.shape[1], 1))
     twos = torch.arange(0, 2 * min(step, neighbours.num_edges) + 1, 2, dtype=ends.dtype, device=ends.device)

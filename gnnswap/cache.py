@@ -41,8 +41,10 @@ class TensorCache:
     An entry goes when one of its tensors dies. Those used longest ago go where all entries together hold more than
     `max_bytes`; the one used last stays, however large. Entries may grow after they are made: they are measured again.
 
-    Not kept is what was computed from a tensor of inference mode, which has no version, and a value that holds memory
-    of its own tensors, or a gradient's history, which would keep these alive.
+    No entry keeps its own tensors alive. Where one of them stands in the value, by itself or in tuples and lists, the
+    entry has its number in its place, and each use gets the tensor again. A value that holds them in another way, as a
+    view, in an object or in a gradient's history, is not kept. Nor is what was computed from tensors of inference mode,
+    which have no version.
 
     Threads may share a cache: two may compute the same value, each gets a right one.
     """
@@ -57,14 +59,16 @@ class TensorCache:
         whole = (key, *[id(tensor) for tensor in tensors])
         entry = self._entries.get(whole)
         if entry is not None and entry.is_of(tensors):
-            return entry.value
+            return _exchanged(entry.value, _Number, tensors.__getitem__) if entry.numbered else entry.value
         known = all(map(_is_known_again, tensors))
         died = partial(_discard, weakref.ref(self._entries), whole)
         seen = [Snapshot(tensor, died) for tensor in tensors] if known else []  # before computing: it may be written to
         with torch.inference_mode(False):  # what is kept must serve training, too
             value = compute()
-        if known and not _holds_memory_of(tensors, value, self.apart):
-            self._entries.put(whole, _Entry(seen, value))
+        if known:
+            kept, numbered = _numbered(value, tensors)
+            if not _holds_memory_of(tensors, kept, self.apart):
+                self._entries.put(whole, _Entry(seen, kept, numbered))
         return value
 
     def clear(self) -> None:
@@ -81,14 +85,40 @@ class TensorCache:
 
 
 class _Entry:
-    def __init__(self, snapshots: list[Snapshot], value: Any) -> None:
-        self.snapshots, self.value = snapshots, value
+    def __init__(self, snapshots: list[Snapshot], value: Any, numbered: bool) -> None:
+        self.snapshots, self.value, self.numbered = snapshots, value, numbered
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         for seen, tensor in zip(self.snapshots, tensors, strict=True):  # noqa: SIM110  half the time of all(...)
             if not seen.is_of(tensor):
                 return False
         return True
+
+
+class _Number(int):
+    """In a value that is kept: the tensor with this number among those that it was computed from."""
+
+
+def _numbered(value: Any, tensors: Sequence[Tensor]) -> tuple[Any, bool]:
+    """(the value with numbers in place of its own tensors, has it any?)"""
+    places = []
+
+    def number(one: Tensor) -> Any:
+        place = next((place for place, tensor in enumerate(tensors) if tensor is one), None)
+        if place is None:
+            return one
+        places.append(place)
+        return _Number(place)
+
+    kept = _exchanged(value, Tensor, number)
+    return (kept, True) if places else (value, False)
+
+
+def _exchanged(value: Any, kind: type, other: Callable[[Any], Any]) -> Any:
+    """The value with `other(one)` in place of each `one` of this kind, by itself or in tuples and lists."""
+    if type(value) in (tuple, list):
+        return type(value)(_exchanged(one, kind, other) for one in value)
+    return other(value) if isinstance(value, kind) else value
 
 
 class Snapshot:
@@ -180,10 +210,11 @@ class BoundedDict:
         size = self._size(value)
         with self._lock:
             before = self._remove_late() + self._remove(key)
-            self._slots[key] = [value, size, False]
+            slot = self._slots[key] = [value, size, False]
             self._bytes += size
             self._gets = 0
             gone = self._make_room()
+            slot[2] = True  # its owner is about to use it
         for value in before + gone:
             self._dropped(value)
 
@@ -265,15 +296,15 @@ def _holds_memory_of(tensors: Sequence[Tensor], value: Any, apart: tuple[type, .
     return False
 
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, types.ModuleType)
+_PLAIN = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device, weakref.ref}  # no parts, no size
 
 
 def _reachable(value: Any, apart: tuple[type, ...]) -> Iterator[Any]:
     """The objects in `value`, each once, itself among them."""
-    passed, waiting, seen = (*_PLAIN, nn.Module, *apart), [value], set()
+    passed, waiting, seen = (type, types.ModuleType, nn.Module, *apart), [value], set()
     while waiting:
         one = waiting.pop()
-        if isinstance(one, passed) or id(one) in seen:
+        if type(one) in _PLAIN or id(one) in seen or isinstance(one, passed):
             continue
         seen.add(id(one))
         yield one
@@ -293,8 +324,9 @@ def _parts(one: Any) -> list:
         return _closed_over(one)
     if isinstance(one, partial):
         return [one.func, *one.args, *one.keywords.values()]
-    slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [*vars(one).values()] if hasattr(one, "__dict__") else [getattr(one, name, None) for name in slots]
+    if hasattr(one, "__dict__"):
+        return list(vars(one).values())
+    return [getattr(one, name, None) for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
 
 
 def _closed_over(function: types.FunctionType) -> list:

@@ -43,6 +43,11 @@ class Traced:
     targets = None
 
     def __init__(self, form: Form, options: Options, edge_index: Tensor, values: Tensor | None) -> None:
+        if (
+            torch.compiler.is_compiling()
+        ):  # a float that has changed once is no longer fixed in a trace, unless asked for
+            guard = torch.fx.experimental.symbolic_shapes.guard_scalar
+            options = tuple(guard(one) if isinstance(one, float) else one for one in options)
         self.spec, self.edge_index, self.features = repr((form.name, options)), edge_index, values
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -69,6 +74,8 @@ def _aggregated(
     form, options = _read(spec)
     with torch.inference_mode(False):
         prepared = form.prepare(options, _GRAPHS.get(edge_index, x.shape[0]), values, x.dtype)
+    if prepared is None:
+        raise SwapError(f"{form.name} within torch.compile: its {form.values} do not fit its options")
     return prepared(x) if form.attend is None else form.attend(options, tensors, prepared)
 
 
@@ -95,16 +102,30 @@ def aggregate_back(
     spec: str,
     shape: Sequence[int],
 ) -> list[Tensor]:
-    """The gradient of each of the tensors. It has none of its own: torch refuses gradients of gradients."""
+    """The gradient of each of the tensors."""
 
     def compute() -> list[Tensor]:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in tensors]
-            out = _aggregated(leaves, edge_index, values, spec, shape)
-            grads = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
+        with torch.inference_mode(False):
+            grads = _gradients(grad, [t.detach() for t in tensors], edge_index, values, spec, shape, again=False)[1]
         return [one.contiguous() for one in grads]
 
     return _other_thread(os.getpid()).submit(compute).result()
+
+
+def _gradients(
+    grad: Tensor,
+    tensors: Sequence[Tensor],
+    edge_index: Tensor,
+    values: Tensor | None,
+    spec: str,
+    shape: Sequence[int],
+    again: bool,
+) -> tuple[list[Tensor], Sequence[Tensor]]:
+    """(what the gradients are of, the gradients); `again`: gradients are recorded, so that they have gradients."""
+    with torch.enable_grad():
+        leaves = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in tensors]
+        out = _aggregated(leaves, edge_index, values, spec, shape)
+        return leaves, torch.autograd.grad(out, leaves, grad, create_graph=again, materialize_grads=True)
 
 
 @functools.lru_cache(1)
@@ -117,6 +138,25 @@ def _other_thread(process: int) -> ThreadPoolExecutor:
 @aggregate_back.register_fake
 def _(grad, tensors, edge_index, values, spec, shape):
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
+
+
+def _save_back(ctx, inputs, output) -> None:
+    grad, tensors, edge_index, values, ctx.spec, ctx.shape = inputs
+    ctx.save_for_backward(grad, edge_index, values, *tensors)
+
+
+def _second(ctx, grads):
+    """Gradients of gradients, by those of the kernels; torch.compile itself has none with its usual backends."""
+    grad, edge_index, values, *tensors = ctx.saved_tensors
+    with torch.enable_grad():
+        grad = grad.view_as(grad) if grad.requires_grad else grad.detach().requires_grad_()
+    leaves, firsts = _gradients(grad, tensors, edge_index, values, ctx.spec, ctx.shape, again=True)
+    again = torch.is_grad_enabled()
+    first, *others = torch.autograd.grad(firsts, [grad, *leaves], grads, create_graph=again, materialize_grads=True)
+    return first, others, None, None, None, None
+
+
+aggregate_back.register_autograd(_second, setup_context=_save_back)
 
 
 def _save(ctx, inputs, output) -> None:
@@ -153,6 +193,8 @@ def neighbour_sum(
     Raises:
         SwapError: shapes do not fit together, or an edge names a node that there is not.
     """
+    if torch.jit.is_tracing():  # where sizes are tensors, too
+        return _by_index_add(x, edge_index, weight, x.shape[0] if num_nodes is None else num_nodes)
     graph = edge_index if isinstance(edge_index, Neighbours) else None
     edges = edge_index if graph is None else graph.edges
     nodes = _checked(x, edges, weight, num_nodes if graph is None or num_nodes is not None else graph.num_nodes)

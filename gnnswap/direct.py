@@ -324,22 +324,27 @@ class Edges:
 
 
 def _rgcn_options(layer: pyg.RGCNConv) -> Options:
-    return layer.num_relations, kind_of(layer) == "mean"
+    """(R, is the mean of each relation taken, are edges of no relation left out?)"""
+    return layer.num_relations, kind_of(layer) == "mean", layer.num_blocks is not None
 
 
 def _relations(options: Options, graph: Neighbours, types: Tensor | None, dtype: torch.dtype) -> Edges | None:
     """The graph from nodes to (node, relation): number i * R + r is what relation r sends to node i."""
-    count, _ = options
+    count, _, left_out = options
     if types is None or _mostly_empty(graph.num_nodes, count, graph.num_edges):
         return None
-    return Edges(graph.of_weight(types, _by_relation, count))
+    ends = graph.of_weight(types, _by_relation, count, left_out)
+    return None if ends is None else Edges(ends)
 
 
-def _by_relation(graph: Neighbours, types: Tensor, count: int) -> Neighbours:
+def _by_relation(graph: Neighbours, types: Tensor, count: int, left_out: bool) -> Neighbours | None:
     source, target = graph.edge_index
     ends = torch.stack([source, target * count + types])
     known = (types >= 0) & (types < count)
-    ends = ends if known.all() else ends[:, known]  # as PyG, which goes through the relations
+    if not known.all():
+        if not left_out:
+            return None  # PyG says what is wrong
+        ends = ends[:, known]
     return Neighbours.prepare(ends, graph.num_nodes * count, num_sources=graph.num_nodes)
 
 
@@ -366,7 +371,7 @@ def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Any) -> Tensor:
 
 def _rgcn_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """What each relation sends: x (N, 1, F) -> (N, R, F)."""
-    (x,), (relations, mean) = tensors, options
+    (x,), (relations, mean, _) = tensors, options
     total = edges.graph.of_weight(None, fixed_sum, x.dtype, mean)
     return total(x.squeeze(1)).view(x.shape[0], relations, -1)
 
@@ -376,8 +381,10 @@ def _rgcn_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> T
 
 def _attention_options(layer: nn.Module) -> Options:
     """(are self-loops added, has the layer weights for features of edges, H, C, the slope of LeakyReLU)."""
-    loops, slope = getattr(layer, "add_self_loops", False), getattr(layer, "negative_slope", 0.0)
-    return bool(loops), layer.edge_dim is not None, layer.heads, layer.out_channels, slope
+    loops, slope = False, 0.0
+    if not isinstance(layer, pyg.TransformerConv):  # which has neither
+        loops, slope = bool(layer.add_self_loops), layer.negative_slope
+    return loops, layer.edge_dim is not None, layer.heads, layer.out_channels, slope
 
 
 def _attention_why_not(layer: nn.Module) -> str:

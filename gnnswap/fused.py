@@ -53,10 +53,11 @@ def _by_target(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tenso
 
 def _by_source(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tensor]:
     back = graph.transposed
-    order = back.order
-    if as_given:
-        order = graph.once("given by source", lambda: graph.order.index_select(0, back.order))
-    return back.rowptr, back.col, order
+    return back.rowptr, back.col, graph.once(_given_by_source) if as_given else back.order
+
+
+def _given_by_source(graph: Neighbours) -> Tensor:
+    return graph.order.index_select(0, graph.transposed.order)
 
 
 def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: Tensor | None = None) -> None:

@@ -105,21 +105,22 @@ def _weights(linear: nn.Module | None) -> list[Tensor]:
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    return list(module.aggrs) if isinstance(module, aggr.MultiAggregation) else [module]
+    """The aggregations that one is made of."""
+    module = module.aggr if type(module) is aggr.DegreeScalerAggregation else module
+    return list(module.aggrs) if type(module) is aggr.MultiAggregation else [module]
 
 
 def _kinds(layer: nn.Module) -> tuple[str, ...]:
     """The aggregations of a layer that may have several."""
-    parts = _parts(getattr(layer.aggr_module, "aggr", layer.aggr_module))
-    return tuple(AGGREGATIONS.get(type(one), type(one).__name__) for one in parts)
+    return tuple([AGGREGATIONS.get(type(one), type(one).__name__) for one in _parts(layer.aggr_module)])
 
 
 def _aggregate_options(layer: nn.Module) -> Options:
     """(aggregations, is the positive part taken of messages with features, do the weights of a softmax let no gradient
     through)."""
     module = layer.aggr_module
-    half = getattr(module, "semi_grad", False) and not getattr(module, "learn", False)
-    return _kinds(layer), isinstance(layer, (pyg.GINEConv, pyg.GENConv)), bool(half)
+    half = type(module) is aggr.SoftmaxAggregation and module.semi_grad and not module.learn
+    return _kinds(layer), not isinstance(layer, pyg.PNAConv), bool(half)
 
 
 def _aggregate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:

@@ -195,7 +195,7 @@ class Ends:
 
 
 def ends_of(graph: Neighbours) -> Ends:
-    return graph.once("edges as given", lambda: Ends(graph))
+    return graph.once(Ends)
 
 
 def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
@@ -236,7 +236,7 @@ class _Call:
         """The sum over `rows`, (num_nodes, ...)."""
         known = self._known()
         if known is not None:
-            total = self.graph.once("sums of messages", TensorCache).get(*known, self._fixed_sum)
+            total = self.graph.of_tensors(*known, self._fixed_sum)
             if total is not _CHANGING:
                 return total(rows.reshape(rows.shape[0], -1)).view(self.graph.num_nodes, *rows.shape[1:])
         joined, weight = self.weights()
@@ -331,7 +331,7 @@ class _Call:
             out = weighted_sum_sorted(rows.reshape(rows.shape[0], -1), graph, weight).view(-1, *rows.shape[1:])
         if self.how == "sum":
             return out
-        count = graph.once(("count", out.dtype), lambda: graph.degree.clamp(min=1).to(out.dtype))
+        count = graph.cast("count", out.dtype)
         return out / count.view(-1, *(1,) * (out.dim() - 1))
 
 

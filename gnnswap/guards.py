@@ -192,7 +192,8 @@ class Record:
         self.modules = [layer, *(one for one in opened if one is not layer)]
         self.functions = [(kind, name, function) for name, function in functions_of(kind)]
         self.functions += [(one, "forward", one.forward) for one in {type(module) for module in self.modules[1:]}]
-        self.reason, self.facts = "", self._facts()
+        self.reason = ""
+        self.facts = self._facts()
         self._renew()
 
     def _renew(self) -> None:

@@ -11,7 +11,7 @@ and kept with it. A layer that is called with plain edges finds the neighbours o
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -156,6 +156,11 @@ class Neighbours:
         """Edges that end at each target, (N,)."""
         return self.rowptr.diff()
 
+    @property
+    def count(self) -> Tensor:
+        """What a mean divides by: `degree`, 1 for targets without edges, (N,)."""
+        return self.degree.clamp(min=1)
+
     @_derived
     def offsets(self) -> Tensor:
         """`rowptr` as int64."""
@@ -277,11 +282,6 @@ class Neighbours:
         What is kept is known by the function itself and its arguments, so `function` is one of a module, or a class: a
         lambda would be another in each call.
         """
-        if not callable(function):  # until all callers are converted: once(key, make)
-            if ("key", function) not in self._made:
-                with torch.inference_mode(False):
-                    self._made["key", function] = args[0]()
-            return self._made["key", function]
         made = self._made.get((function, *args), _MISSING)
         if made is _MISSING:
             with torch.inference_mode(False):
@@ -292,10 +292,13 @@ class Neighbours:
     def of_weight(self, weight: Tensor | None, function: Callable, *args: Hashable) -> Any:
         """`function(graph, weight, *args)`, kept with this graph until the weights (E, ...) of its edges change."""
         if weight is None:
-            return self.once(function, None, *args) if callable(function) else self.once(function, *args)
-        if not callable(function):  # until all callers are converted: of_weight(weight, key, make)
-            return self._weights.get((weight,), ("key", function), args[0])
+            return self.once(function, None, *args)
         return self._weights.get((weight,), (function, *args), lambda: function(self, weight, *args))
+
+    def of_tensors(self, tensors: Sequence[Tensor], key: Hashable, compute: Callable[[], Any]) -> Any:
+        """What `compute()` gives, kept with this graph under `key` until one of the tensors changes. `key` names the
+        function that it follows from, and all that is no tensor."""
+        return self._weights.get(tensors, key, compute)
 
     def forget(self) -> None:
         """Drop what `once` and `of_weight` keep. Sums refer to their graph: without this, a graph would stay in memory
@@ -324,7 +327,10 @@ class _Unsorted(Neighbours):
 
 
 class Moved(torch.autograd.Function):
-    """values[there] of edges, where `there` (E,) is a permutation and `back` its inverse: gradients go back by that."""
+    """values[there] of edges, where `there` (E,) is a permutation and `back` its inverse: gradients go back by that.
+
+    The backward pass is torch's own operator, so that gradients of gradients are torch's, too.
+    """
 
     @staticmethod
     def forward(ctx, values: Tensor, there: Tensor, back: Tensor) -> Tensor:
@@ -350,7 +356,7 @@ class GraphCache:
     def __init__(self, max_bytes: int = 256 * MIB) -> None:
         self.max_bytes = max_bytes
         self._graphs = BoundedDict(max_bytes, held_bytes, dropped=Neighbours.forget)
-        self._found = TensorCache()
+        self._found = TensorCache(apart=(_Found,))  # which hold next to nothing
 
     def get(self, edge_index: Tensor | Neighbours, num_nodes: int, num_sources: int | None = None) -> Neighbours:
         """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are.

@@ -39,7 +39,7 @@ def all_finite(tensor: Tensor) -> bool:
 class NeighbourSum:
     """out[i] = sum over the edges (j -> i) of weight[edge] * x[j], (num_nodes, F); `weight` wants no gradient."""
 
-    def __init__(self, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, graph: Neighbours, weight: Tensor | None) -> None:
         self.graph, self.weight = graph, weight
 
     @cached_property

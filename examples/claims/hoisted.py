@@ -1,4 +1,7 @@
-"""The lab's own answer to S0: the symptom encoder has no input, so its output is kept until its weights change."""
+"""The lab's own answer to S0: the symptom encoder has no input, so its output is kept while its weights stay the same.
+
+Each call compares all weights with copies of them: that is most of its time.
+"""
 
 import copy
 
@@ -8,4 +11,4 @@ from gnnlab.workloads import graphs, models
 before = models.build("symptom_gat", graphs.of_size("58/776", 64)).model.eval()
 after = constant_output(copy.deepcopy(before), 32)
 inputs = {"batch_size": 32}
-claim = "at least 20x"
+claim = "at least 5x"

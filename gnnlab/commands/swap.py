@@ -1,9 +1,9 @@
 """Show which layers of your model have a faster form, and what they bring.
 
-The same as `gnnswap.swap(model, inputs)` in Python: each layer is tried beside its fast form, outputs and all
-gradients, and replaced where it is equal and, on these inputs, faster. The report says what was replaced, what was
-not and why, and time and memory of a forward pass before and after. It takes seconds; `gnnlab optimize` looks for
-more, proves the whole model and writes it.
+The same as `gnnswap.swap(model, inputs)` in Python: each layer is compared with a faster implementation, outputs and
+all gradients, and replaced where they are equal and, on these inputs, the clock sees a gain. The report says what was
+replaced, what was not and why, and time and memory of a forward pass before and after. It takes seconds; `gnnlab
+optimize` looks for more, proves the whole model and writes it.
 
 examples:
   gnnlab swap my_models:make --graph my_graph.npz

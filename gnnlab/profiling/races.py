@@ -242,10 +242,6 @@ class BaselineOutput:
         return self._error(call(), again, name)
 
 
-def relative_error(expected: Any, got: Any) -> float:  # TEMPORARY: tests/gnnswap/test_swap.py
-    return comparable(got, expected, "candidate")
-
-
 def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:
     """A function without arguments that calls `form` with its part of the inputs; in mode "training" also backward."""
     if isinstance(inputs, Mapping):

@@ -87,8 +87,7 @@ def forms_of(
     others = {name if name == COMPILED else f"PyG, {name}": make() for name, make in known.items() if name in which}
     more = {} if edge_attr is None else {"edge_attr": edge_attr}
     fast = swap(layer, None if x is None else {"x": x, "edge_index": edge_index, **more}).model
-    own = OnGraph(fast if fast is not layer else copy.copy(layer), edge_index, edge_attr)
-    return {"PyG": OnGraph(layer, edge_index, edge_attr), **others, "gnnlab": own}
+    return {"PyG": OnGraph(layer, edge_index, edge_attr), **others, "gnnlab": OnGraph(fast, edge_index, edge_attr)}
 
 
 def _cached(model: nn.Module) -> nn.Module | None:

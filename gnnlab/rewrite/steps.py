@@ -68,8 +68,9 @@ def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]
 
 
 def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
-    """The faster forms of layers of PyG and of your own, each where its trial finds it equal; see `swap`."""
-    return swap(model).model
+    """A model with faster layers, each compared with the original at its first call; it shares the parameters of
+    `model`. See `gnnswap.swap`."""
+    return swap(model, measure=False).model
 
 
 def mallopt(model: nn.Module, batch: Any) -> nn.Module:
@@ -153,9 +154,9 @@ def _no_tensor_goes_in(model: nn.Module, batch: Any) -> str:
 
 
 def _replaced_layers(model: nn.Module, batch: Any) -> str:
-    report = swap(model)
+    report = swap(model, measure=False)
     with torch.no_grad():
-        call(report.model.eval(), batch)  # each layer is tried
+        call(report.model.eval(), batch)  # compares each layer
     if not report.replaced:
         kept = "; ".join(f"{kind}: {why}" for _, kind, why in report.kept)
         raise GnnlabError(kept or "it has no message passing layers")

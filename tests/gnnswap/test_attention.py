@@ -26,16 +26,17 @@ def doubles(*shapes):
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
-def agree(fast, plain, inputs):
+def agree(fast, plain, inputs, equal_nan=False):
     """Equal results and equal gradients of every input."""
     got, expected = fast(*inputs), plain(*inputs)
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected, equal_nan=equal_nan)
     upstream = torch.randn_like(expected)
     pairs = zip(
         torch.autograd.grad(got, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
     )
     for number, (ours, theirs) in enumerate(pairs):
-        torch.testing.assert_close(ours, theirs, msg=lambda text, number=number: f"gradient {number}: {text}")
+        message = lambda text, number=number: f"gradient {number}: {text}"  # noqa: E731
+        torch.testing.assert_close(ours, theirs, equal_nan=equal_nan, msg=message)
 
 
 def summed(messages, row, nodes):
@@ -105,6 +106,37 @@ def test_additive_scores_are_those_of_gatv2(graph, heads, width, with_edges, pie
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregation, "CHUNK_NUMBERS", piece)
         agree(fast, plain, inputs)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2, 3])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_head_of_additive_scores_that_is_not_finite_leaves_the_others_as_they_are(where, value):
+    prepared = Neighbours.prepare(torch.tensor([[0, 1, 2, 2], [1, 1, 0, 0]]), 3)
+    inputs = doubles((3, 2, 3), (3, 2, 3), (2, 3), (4, 2, 3))
+    with torch.no_grad():
+        inputs[where].select(-2, 0).fill_(value)
+    row, col = prepared.row.long(), prepared.col.long()
+    plain = (F.leaky_relu(inputs[0][col] + inputs[1][row] + inputs[3], 0.2) * inputs[2]).sum(-1)
+    fast = additive_scores(*inputs[:3], prepared, 0.2, inputs[3])
+    torch.testing.assert_close(fast, plain, equal_nan=True)
+    for upstream in (torch.ones_like(plain), torch.tensor([[value, 1.0]]).double().expand_as(plain)):
+        gradients = (torch.autograd.grad(out, inputs, upstream, retain_graph=True) for out in (fast, plain))
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_scores_that_are_not_finite_stay_with_their_target(value):
+    prepared = Neighbours.prepare(torch.tensor([[0, 1, 2, 2], [1, 1, 0, 0]]), 3)
+    (scores,) = doubles((4, 2))
+    with torch.no_grad():
+        scores[1, 0] = value
+    agree(
+        lambda scores: segment_softmax(scores, prepared),
+        lambda scores: softmax(scores, prepared.row.long(), num_nodes=3),
+        [scores],
+        equal_nan=True,
+    )
 
 
 def test_only_gradients_that_are_wanted_are_made():

@@ -78,29 +78,6 @@ def test_in_training_the_threads_stay_for_the_backward_pass():
         torch.set_num_threads(before)
 
 
-def test_a_constant_is_computed_once_and_again_after_a_change():
-    class Constant(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.calls = nn.Parameter(torch.ones(3)), 0
-
-        def forward(self, rows=1):
-            self.calls += 1
-            return self.weight.expand(rows, -1) * 2
-
-    fast = steps.constant_output(Constant(), ())
-    assert fast(2).tolist() == fast(2).tolist() == [[2, 2, 2]] * 2 and fast.calls == 1
-    assert fast(1).shape == (1, 3) and fast.calls == 2
-    with torch.no_grad():
-        fast.weight.add_(1)
-    assert fast(2).tolist() == [[4, 4, 4]] * 2 and fast.calls == 3
-
-
-def test_a_constant_does_not_keep_what_a_tensor_goes_into():
-    fast = steps.constant_output(model(), None)
-    assert not torch.allclose(fast(X, EDGES, BATCH), fast(X + 1, EDGES, BATCH))
-
-
 def test_bfloat16_is_that_of_autocast():
     before = model().eval()
     with torch.autocast("cpu", torch.bfloat16):
