@@ -71,8 +71,8 @@ class TensorCache:
                 self._entries.put(whole, _Entry(seen, kept, numbered))
         return value
 
-    def clear(self) -> None:
-        self._entries.clear()
+    def forget(self) -> None:
+        self._entries.forget()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -228,7 +228,7 @@ class BoundedDict:
             finally:
                 self._lock.release()
 
-    def clear(self) -> None:
+    def forget(self) -> None:
         with self._lock:
             slots, self._slots, self._bytes = self._slots, OrderedDict(), 0
             self._late.clear()

@@ -87,11 +87,12 @@ def _aggregated(
     """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F)."""
     wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS[kind])
     made = dict(zip(wanted, fused.moments(y, graph, wanted, edge, relu, as_given), strict=True))
-    if "sum" in made:
+    if "mean" in kinds or "squares" in made:
         count = graph.once(_counts, y.dtype)
         made["mean"] = made["sum"] / count
     if "squares" in made:
         made["var"] = made["squares"] / count - made["mean"] * made["mean"]
+    if "std" in kinds:
         made["std"] = made["var"].clamp(min=1e-5).sqrt().masked_fill(made["var"] <= 1e-5, 0.0)
     return [made[kind] for kind in kinds]
 

@@ -256,7 +256,7 @@ class Record:
                 self.reason = self.reason or f"hooks of {type(module).__name__}"
             children = [(n, None if c is None else type(c)) for n, c in module._modules.items()]
             tensors = [(n, p is None) for table in (module._parameters, module._buffers) for n, p in table.items()]
-            facts.append((type(module), values, children, tensors))
+            facts.append((self.kind if module is self.layer else type(module), values, children, tensors))
         return facts
 
     def _fact(self, name: str, value: Any) -> Any:

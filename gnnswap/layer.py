@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnswap import compile_ops, direct, equivalence, fused_layers, generic, guards
+from gnnswap import compile_ops, direct, equivalence, generic, guards
+from gnnswap import fused_layers as _forms  # noqa: F401  more of `direct.FORMS`
 from gnnswap.cache import TensorCache, held_bytes
 from gnnswap.neighbours import GraphCache
 from gnnswap.probe import NotLinear
 from gnnswap.sparse import ANY_SIZE, USUAL, Limits, SparseInputs
 
-direct.FORMS.update(fused_layers.FORMS)
 DIRECT, SUM, LINEAR, TILES = "own kernel", "sparse sum", "linear layer on nodes", "attention in tiles"
 NONE = "as PyG computes it"
 RETRIALS = 3  # of a form whose layer keeps changing
@@ -50,7 +50,8 @@ class Caches:
 
     def forget(self) -> None:
         """Drop all of them."""
-        self.__init__()
+        for one in (self.graphs, self.inputs, self.results, self.prepared):
+            one.forget()
 
 
 class State:
@@ -64,7 +65,6 @@ class State:
 
     def __init__(self, layer: MessagePassing, caches: Caches) -> None:
         self.caches, self.trials = caches, 0
-        self.kind = type(layer)
         self.why: dict[str, str] = {}
         self.argument: str | None = None
         self.nonlinear: dict[bool, str] = {}
@@ -127,7 +127,8 @@ class State:
 
     def __deepcopy__(self, memo: dict) -> State:
         """Of a copied layer: what was compared holds for it, too, as soon as it is found to look the same."""
-        made = copy.copy(self)
+        made = object.__new__(State)
+        made.__dict__.update(self.__dict__)
         made.why, made.nonlinear = dict(self.why), dict(self.nonlinear)
         made.direct = None if self.direct is None else dict(self.direct)
         made.caches = memo.setdefault(id(self.caches), Caches())
@@ -142,8 +143,8 @@ def make_fast(layer: MessagePassing, caches: Caches) -> None:
     own = getattr(vars(layer).get("propagate"), "__func__", None)
     if own is not None and own is getattr(type(layer), "_jinja_propagate", None):
         del layer.propagate  # PyG's setters of `explain` and `decomposed_layers` leave that of its class there
-    layer._fast = State(layer, caches)
     layer.__class__ = fast_class(type(layer))
+    layer._fast = State(layer, caches)
 
 
 def make_original(layer: nn.Module) -> None:
@@ -297,7 +298,7 @@ def _compare_direct(
 
     def fast(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
         state = _for_comparison(copied)
-        state.direct, state.argument = {_kind(given.get(form.values)): True}, ""
+        state.direct = {_kind(given.get(form.values)): True}
         return copied(**given)
 
     def traced(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
@@ -314,7 +315,7 @@ def _for_comparison(copied: MessagePassing) -> State:
     """The state of a copy that is compared: it looks for zeros in inputs of any size."""
     state = copied._fast
     if not getattr(state, "compared", False):
-        state.caches, state.compared = Caches(ANY_SIZE), True
+        state.caches, state.argument, state.compared = Caches(ANY_SIZE), "", True
         form = direct.form_of(original_class(copied))
         if form is not None and state.record is not None:
             state.record = state.record.of_copy(copied)

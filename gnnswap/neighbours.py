@@ -304,7 +304,7 @@ class Neighbours:
         """Drop what `once` and `of_weight` keep. Sums refer to their graph: without this, a graph would stay in memory
         until Python's next search for cycles."""
         self._made.clear()
-        self._weights.clear()
+        self._weights.forget()
 
 
 class _Unsorted(Neighbours):
@@ -384,8 +384,8 @@ class GraphCache:
 
     def forget(self) -> None:
         """Drop all graphs and what was derived from them."""
-        self._graphs.clear()
-        self._found.clear()
+        self._graphs.forget()
+        self._found.forget()
 
     def __del__(self) -> None:
         self.forget()

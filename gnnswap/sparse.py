@@ -120,6 +120,9 @@ class SparseInputs:
             known.build(x)
         return known if known.sparse else None
 
+    def forget(self) -> None:
+        self._cache.forget()
+
     def __len__(self) -> int:
         return len(self._cache)
 

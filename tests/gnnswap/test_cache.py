@@ -297,7 +297,7 @@ def test_copies_and_pickles_are_empty():
     cache.get((tensor,), "a", tensor.clone)
     for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
         assert len(other) == 0 and other.max_bytes == 3 * MIB and not kept(other, tensor)
-    cache.clear()
+    cache.forget()
     assert len(cache) == 0
 
 
