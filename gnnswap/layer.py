@@ -84,30 +84,30 @@ class State:
         if not reason and not guards.is_stock(kind, form.kind):
             reason = "a subclass with code of its own"
         if not reason:
-            self.record = guards.Record(layer, form.opened(layer), form.kind, kind)
-            reason = self.record.reason
+            record = guards.Record(layer, form.opened(layer), form.kind, kind)
+            reason = record.reason
         self.why[DIRECT] = reason
         if not reason:
-            self.direct = {}
+            self.direct, self.record = {}, record
 
     def holds(self, layer: MessagePassing, form: direct.Form, dtype: torch.dtype) -> bool:
         """Is the layer as it was when its form was compared? Where it changed, the form is looked at again."""
         record = self.record
-        if record is not None and record.holds(dtype):
+        if record is None:
+            return False
+        if record.layer is layer and record.holds(dtype):
             return True
-        if self.trials > RETRIALS or any(p is not None and p.dtype is not dtype for p in layer.parameters()):
+        if any(p is not None and p.dtype is not dtype for p in layer.parameters()) or direct.why_not(layer):
             return False
-        if direct.why_not(layer):
-            return False
-        if record is not None:
-            if record.layer is not layer:  # this is a copy
-                record = record.of_copy(layer)
-            if record.same_facts(form.opened(layer)):
-                self.record = record
-                return record.holds(dtype)
+        if record.layer is not layer:  # this is a copy
+            record = record.of_copy(layer)
+        if record.same_facts(form.opened(layer)):
+            self.record = record
+            return record.holds(dtype)
         self.trials += 1
-        self.argument, self.nonlinear = None, {}
         self.look(layer)
+        if self.trials > RETRIALS:
+            self.direct, self.record, self.why[DIRECT] = None, None, "the layer keeps changing"
         return self.record is not None and self.record.holds(dtype)
 
     def take(self, other: State, caches: Caches) -> None:
@@ -224,8 +224,6 @@ def _forward(kind: type[MessagePassing]) -> Callable:
     @functools.wraps(kind.forward)
     def forward(self, x, edge_index, *more, **named):
         state, values = self._fast, None
-        if state.direct is None and not state.trials <= RETRIALS:
-            return own(self, x, edge_index, *more, **named)
         if more or named:
             given = {n: v for n, v in (*zip(names, more, strict=False), *named.items()) if v is not None}
             values = given.pop(form.values, None)

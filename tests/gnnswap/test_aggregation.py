@@ -1,6 +1,3 @@
-import copy
-import weakref
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -155,30 +152,6 @@ GRAPH, X, WEIGHT = Neighbours.prepare(random_graph(), 40), torch.randn(40, 3), t
 def test_edges_that_are_none_and_what_does_not_belong_to_the_graph_are_refused_in_one_line(call, message):
     with refused(message):
         call()
-
-
-def test_a_cache_prepares_a_graph_once_and_notices_changes():
-    cache, edge_index = GraphCache(), random_graph()
-    first = cache.get(edge_index, 40)
-    assert cache.get(edge_index, 40) is first and cache.get(edge_index.clone(), 40) is first
-    assert cache.get(first, 40) is first
-    edge_index[0, 0] = (edge_index[0, 0] + 1) % 40  # in place: same object, same memory
-    second = cache.get(edge_index, 40)
-    assert second is not first and torch.equal(second.edge_index, edge_index)
-    assert cache.get(edge_index, 41).num_nodes == 41
-    edge_index.set_(random_graph(seed=5))
-    assert torch.equal(cache.get(edge_index, 40).edge_index, edge_index)
-    assert len(copy.deepcopy(cache)) == 0
-
-
-def test_a_cache_keeps_only_so_many_graphs_and_no_edge_index_alive():
-    cache, edge_index = GraphCache(size=2), random_graph()
-    watched = weakref.ref(edge_index)
-    cache.get(edge_index, 40)
-    for seed in (1, 2, 3):
-        cache.get(random_graph(seed=seed), 40)
-    del edge_index
-    assert len(cache) == 2 and watched() is None
 
 
 def test_a_graph_prepared_in_inference_mode_serves_training():
