@@ -274,6 +274,7 @@ class Record:
 
 # torch's own tables, which are looked at by themselves, what changes between calls, and what is of no account
 _APART = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_fast", "inspector",
+          "_explain", "_edge_mask", "_loop_mask", "_apply_sigmoid",
           *vars(nn.Identity()), *PYG_HOOKS}  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnswap import compile_ops, direct, equivalence, generic, guards
 from gnnswap import fused_layers as _forms  # noqa: F401  more of `direct.FORMS`
 from gnnswap.cache import TensorCache, held_bytes
+from gnnswap.errors import SwapError
 from gnnswap.neighbours import GraphCache
 from gnnswap.probe import NotLinear
 from gnnswap.sparse import ANY_SIZE, USUAL, Limits, SparseInputs
@@ -92,6 +93,12 @@ class State:
 
     def holds(self, layer: MessagePassing, form: direct.Form, dtype: torch.dtype) -> bool:
         """Is the layer as it was when its form was compared? Where it changed, the form is looked at again."""
+        if self.record is None and self.direct is not None:  # it was pickled
+            self.look(layer)
+        if self.direct is None:
+            return False
+        if self.record is None:  # it was unpickled
+            self.look(layer)
         record = self.record
         if record is None:
             return False
@@ -234,6 +241,7 @@ def _forward(kind: type[MessagePassing]) -> Callable:
             return kind.forward(self, x, edge_index, *more, **named) if out is None else out
         prepared = None
         usual = _usual(x, edge_index, values) and guards.plain_call() and getattr(type(self), "_original", None) is kind
+        usual = usual and not self.__dict__["_explain"]
         if usual and state.holds(self, form, x.dtype):
             prepared = _prepared(self, state, form, x, edge_index, values)
         return own(self, x, edge_index, *more, **named) if prepared is None else form.run(self, x, prepared)
@@ -269,10 +277,13 @@ def _prepared(
     def prepare() -> Any:
         return form.prepare(options, state.caches.graphs.get(edge_index, x.shape[0]), values, x.dtype)
 
-    if values is not None and values.requires_grad:
-        return prepare()
-    tensors = (edge_index,) if values is None else (edge_index, values)
-    return state.caches.prepared.get(tensors, (form.kind, options, x.shape[0], x.dtype), prepare)
+    try:
+        if values is not None and values.requires_grad:
+            return prepare()
+        tensors = (edge_index,) if values is None else (edge_index, values)
+        return state.caches.prepared.get(tensors, (form.kind, options, x.shape[0], x.dtype), prepare)
+    except SwapError:  # an edge names a node that there is not: PyG says so in its way
+        return None
 
 
 def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, values: Any) -> Tensor | None:

@@ -33,7 +33,7 @@ from gnnswap.equivalence import copied
 from gnnswap.errors import SwapError, one_line
 from gnnswap.fused_layers import compilation
 from gnnswap.inputs import bind, call, cloned, in_float64, tensors_in
-from gnnswap.layer import DIRECT, NONE, SUM, TILES, Caches, make_fast, make_original, original_class
+from gnnswap.layer import DIRECT, NONE, SUM, TILES, Caches, as_it_was, make_fast, make_original, original_class
 
 LEAST_GAIN = 1.02  # geometric mean of forward and training, below which a layer stays as it was
 SECONDS = 0.25  # of the clock, for each layer and mode
@@ -43,6 +43,7 @@ LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed forward alone
 TO_COMPARE = "compared at its first call"
 NOT_REACHED = "not reached by the example"
 MIB = 2**20
+SCRIPTED = "__prepare_scriptable__"  # torch.jit.script asks a module for it
 
 
 class TiledAttention(nn.MultiheadAttention):
@@ -54,6 +55,9 @@ class TiledAttention(nn.MultiheadAttention):
     """
 
     _original = nn.MultiheadAttention
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return as_it_was(self)
 
     def forward(
         self,
@@ -86,8 +90,8 @@ class Memory:
     kept_in_training: int
 
     def __str__(self) -> str:
-        if max(self.before, self.after, self.first_call) < 0.05 * MIB:
-            return "memory: too little on this example to tell"
+        if self.before < MIB:
+            return "memory: less than 1 MiB on this example, too little to compare"
         peaks = f"{_mib(self.before)} MiB before, {_mib(self.after)} after, {_mib(self.first_call)} in the first call"
         kept = f"{_mib(self.kept)} MiB after a forward pass, {_mib(self.kept_in_training)} after a training step"
         return f"memory at its peak: {peaks}; kept between calls: {kept}"
@@ -127,10 +131,7 @@ class SwapReport:
 
     def revert(self) -> nn.Module:
         """`model`, in which every layer has its original class again."""
-        for layer in self.model.modules():
-            if hasattr(type(layer), "_original"):
-                make_original(layer)
-        return self.model
+        return _reverted(self.model)
 
     def forget(self) -> None:
         """Drop all that the layers keep between calls: sorted graphs, their weights, sparse inputs."""
@@ -204,6 +205,9 @@ def swap(
             make_fast(layer, caches)
         elif type(layer) is nn.MultiheadAttention:
             layer.__class__ = TiledAttention
+    for module in fast.modules():
+        if not hasattr(type(module), "_original") and any(hasattr(type(one), "_original") for one in module.modules()):
+            vars(module)[SCRIPTED] = partial(_to_script, module)
     if batch is not None and len(already) < len(layers):
         with _as_before():
             _on_example(report, model, batch, tolerance, measure)
@@ -381,6 +385,20 @@ def _beyond_rounding(model: nn.Module, fast: nn.Module, batch: Any, tolerance: f
 
 def _outputs(result: Any) -> list[Tensor]:
     return [one.detach() for one in tensors_in(result)]
+
+
+def _reverted(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        vars(module).pop(SCRIPTED, None)
+        if hasattr(type(module), "_original"):
+            make_original(module)
+    return model
+
+
+def _to_script(module: nn.Module) -> nn.Module:
+    """What torch.jit.script compiles in place of a module: the original's code, on the same parameters. A tree of its
+    own, for torch puts what it compiles in place of the modules that it was given."""
+    return _reverted(_copy(module))
 
 
 def _copy(model: nn.Module, buffers: bool = False) -> nn.Module:

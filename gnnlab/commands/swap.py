@@ -1,9 +1,11 @@
-"""Show which layers of your model have a faster form, and what they bring.
+"""Show which layers of your model have a faster implementation, and what it gains.
 
-The same as `gnnswap.swap(model, inputs)` in Python: each layer is compared with a faster implementation, outputs and
-all gradients, and replaced where they are equal and, on these inputs, the clock sees a gain. The report says what was
-replaced, what was not and why, and time and memory of a forward pass before and after. It takes seconds; `gnnlab
-optimize` looks for more, proves the whole model and writes it.
+The same as `gnnswap.swap(model, inputs)` in Python: each layer is compared with a faster implementation, and replaced
+if outputs, first and second gradients match and it is faster on these inputs. The report says what was replaced, what
+was kept and why, time and memory of a forward pass before and after, and what the layers keep between calls.
+
+It takes seconds. `gnnlab optimize` looks for more, checks the whole model and writes it. docs/swap.md says in which
+calls the original code runs.
 
 examples:
   gnnlab swap my_models:make --graph my_graph.npz

@@ -1,4 +1,5 @@
-import copy
+"""`swap` and its report: what is replaced, what is kept and why, what it says of time and memory."""
+
 import random
 
 import pytest
@@ -10,12 +11,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, NNConv, SAGEConv
 from zoo_cases import assert_same, results
 
-import gnnswap
-from gnnlab.profiling.races import relative_error
-from gnnswap import replace as swap_module
+from gnnswap import cost, replace, swap
+from gnnswap.cost import Ratio, compare_times
 from gnnswap.equivalence import copied
 from gnnswap.layer import DIRECT, SUM, TILES
-from gnnswap.replace import UNDECIDED, TiledAttention, swap
+from gnnswap.parity import error
+from gnnswap.replace import NOT_REACHED, TO_COMPARE, Memory, TiledAttention
 
 
 class Mine(GCNConv):
@@ -26,6 +27,8 @@ class Mine(GCNConv):
 
 
 class Mixed(nn.Module):
+    calls = 0
+
     def __init__(self):
         super().__init__()
         self.first = SAGEConv(6, 8)
@@ -34,9 +37,10 @@ class Mixed(nn.Module):
         self.shared = SAGEConv(8, 8)
         self.again = self.shared
         self.last = pyg.TAGConv(8, 3)
-        self.other = Mine(3, 3)
+        self.other, self.spare = Mine(3, 3), GCNConv(3, 3)
 
     def forward(self, x, edge_index):
+        Mixed.calls += 1
         x = self.norm(self.first(x, edge_index)).relu()
         for block in self.blocks:
             x = block(x, edge_index).relu()
@@ -44,11 +48,8 @@ class Mixed(nn.Module):
         return self.other(self.last(x, edge_index), edge_index)
 
 
-@pytest.fixture(autouse=True)
-def every_form_is_faster(monkeypatch):
-    """What the clock of a busy machine says must not decide a test."""
-    monkeypatch.setattr(swap_module, "_slower", lambda *_: "")
-    monkeypatch.setattr(swap_module, "_whole_slower", lambda *_: "")
+FAST = (("first", "SAGEConv", DIRECT), ("blocks.0", "GATConv", DIRECT), ("blocks.1", "GATConv", DIRECT),
+        ("shared", "SAGEConv", DIRECT), ("last", "TAGConv", SUM))  # fmt: skip
 
 
 def example(nodes=50, edges=220):
@@ -57,43 +58,39 @@ def example(nodes=50, edges=220):
     return x, torch.randint(nodes, (2, edges), generator=generator)
 
 
-def test_layers_that_a_trial_finds_equal_are_replaced_the_others_kept_with_the_reason():
+def test_layers_that_are_equal_are_replaced_and_the_others_kept_with_the_reason():
     model, (x, edge_index) = Mixed().eval(), example()
-    report = swap(model, (x, edge_index))
-    assert report.replaced == (
-        ("first", "SAGEConv", DIRECT),
-        ("blocks.0", "GATConv", DIRECT),
-        ("blocks.1", "GATConv", DIRECT),
-        ("shared", "SAGEConv", DIRECT),
-        ("last", "TAGConv", SUM),
-    )
-    assert [(path, kind) for path, kind, _ in report.kept] == [("other", "Mine")]
-    assert type(report.model.other) is Mine
-    assert report.parity_error <= 1e-5
-    torch.testing.assert_close(report.model(x, edge_index), model(x, edge_index))
-    assert report.model.again is report.model.shared  # one layer in two places stays one
+    before = Mixed.calls
+    report = swap(model, (x, edge_index), measure=False)
+    assert report.runs == Mixed.calls - before <= 5
+    assert report.replaced == FAST
+    assert {(path, kind) for path, kind, _ in report.kept} == {("spare", "GCNConv"), ("other", "Mine")}
+    assert type(report.model.other) is Mine and type(report.model.spare) is GCNConv
+    assert report.parity_error <= 1e-5 and report.time is None and report.memory is None
+    fast = report.model
+    torch.testing.assert_close(fast(x, edge_index), model(x, edge_index))
+    assert fast.again is fast.shared  # one layer in two places stays one
+    assert fast.first._fast.caches is fast.blocks[0]._fast.caches is fast.shared._fast.caches
+    assert len(fast.first._fast.caches.graphs) == 1
     text = str(report)
-    assert "replaced blocks.0 (GATConv): direct form" in text and "kept other (Mine): " in text
-    assert "a forward pass on the example: " in text and "memory at its peak: " in text
+    assert "replaced blocks.0 (GATConv): own kernel" in text and "kept other (Mine): " in text
+    assert f"kept spare (GCNConv): {NOT_REACHED}" in text and f"the models ran {report.runs} times, on copies" in text
+    assert "on meta the original code runs" in str(swap(Mixed().to("meta"), measure=False))
 
 
-def test_the_given_model_stays_as_it_is():
-    model, batch = Mixed(), example()
-    before = copy.deepcopy(model.state_dict())
-    report = swap(model, batch)
-    assert type(model.first) is SAGEConv and model.training and report.model.training
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(torch.equal(before[name], value) for name, value in report.model.state_dict().items())
-    assert report.model.first.lin_l.weight is not model.first.lin_l.weight
-    report.model.load_state_dict(before)
-    fast = report.model  # whose layers share the graphs that they prepared
-    assert fast.first._fast.graphs is fast.blocks[0]._fast.graphs is fast.shared._fast.graphs
-    assert len(fast.first._fast.graphs) == 1
+def test_without_an_example_layers_are_compared_at_their_first_call():
+    model, batch = Mixed().eval(), example()
+    report = swap(model)
+    assert report.parity_error is None and "outputs not compared" in str(report) and report.runs == 0
+    assert {how for _, _, how in report.replaced} == {TO_COMPARE}
+    torch.testing.assert_close(report.model(*batch), model(*batch))
+    assert report.replaced == (*FAST, ("spare", "GCNConv", TO_COMPARE))
+    assert [path for path, _, _ in report.kept] == ["other"]
 
 
 def test_a_layer_is_a_model_and_examples_may_be_mappings_and_data():
     x, edge_index = example()
-    report = gnnswap.swap(SAGEConv(6, 3), {"x": x, "edge_index": edge_index})
+    report = swap(SAGEConv(6, 3), {"x": x, "edge_index": edge_index}, measure=False)
     assert report.replaced == (("", "SAGEConv", DIRECT),) and "replaced the model (SAGEConv)" in str(report)
 
     class OfData(Mixed):
@@ -101,32 +98,14 @@ def test_a_layer_is_a_model_and_examples_may_be_mappings_and_data():
             return super().forward(data.x, data.edge_index)
 
     for model in (OfData(), Mixed()):
-        assert swap(model, Data(x=x, edge_index=edge_index)).parity_error <= 1e-5
+        assert swap(model, Data(x=x, edge_index=edge_index), measure=False).parity_error <= 1e-5
 
 
-def test_without_an_example_layers_are_tried_at_their_first_call():
-    model, batch = Mixed().eval(), example()
-    report = swap(model)
-    assert report.parity_error is None and "outputs not compared" in str(report)
-    assert {how for _, _, how in report.replaced} == {UNDECIDED}
-    torch.testing.assert_close(report.model(*batch), model(*batch))
-    assert [path for path, _, _ in report.replaced] == ["first", "blocks.0", "blocks.1", "shared", "last"]
-    assert [path for path, _, _ in report.kept] == ["other"]
-
-
-def test_a_layer_whose_fast_form_is_no_faster_stays_as_it_was(monkeypatch):
-    monkeypatch.setattr(swap_module, "_slower", lambda layer, *_: "no faster" * isinstance(layer, GATConv))
-    model, batch = Mixed().eval(), example()
-    report = swap(model, batch)
-    assert [path for path, _, _ in report.replaced] == ["first", "shared", "last"]
-    assert type(report.model.blocks[0]) is GATConv and ("blocks.0", "GATConv", "no faster") in report.kept
-
-
-@pytest.mark.parametrize("make", [lambda: SAGEConv(-1, 4), lambda: GCNConv(-1, 4), lambda: pyg.GMMConv(-1, 4, 2, 3)])
+@pytest.mark.parametrize("make", [lambda: GCNConv(-1, 4), lambda: pyg.GMMConv(-1, 4, 2, 3)])
 def test_weights_without_a_shape_get_it_in_the_first_call_and_the_layer_its_form_after_that(make):
     (x, edge_index), model = example(), make().eval()
     batch = (x, edge_index, torch.rand(220, 2)) if isinstance(model, pyg.GMMConv) else (x, edge_index)
-    report = swap(model, batch)  # which calls the model
+    report = swap(model, batch, measure=False)  # which calls the model
     torch.testing.assert_close(report.model(*batch), model(*batch))
     report = swap(make().eval())
     first = report.model(*batch)
@@ -136,76 +115,25 @@ def test_weights_without_a_shape_get_it_in_the_first_call_and_the_layer_its_form
         assert [how for _, _, how in report.replaced] == [DIRECT]
 
 
-@pytest.fixture
-def clocked(monkeypatch):
-    """A fast layer, what it is called with, and a clock: seconds of the fast form forward and in training, of PyG's."""
-    monkeypatch.undo()
-    layer, given = swap(SAGEConv(6, 8)).model, example()
-    layer(*given)
-
-    def why(fast, own):
-        def seconds(run):
-            run()
-            return (own if type(layer) is SAGEConv else fast)[torch.is_grad_enabled()]
-
-        monkeypatch.setattr(swap_module, "_seconds", seconds)
-        return swap_module._slower(layer, given, {})
-
-    return why
-
-
-@pytest.mark.parametrize(
-    ("fast", "own", "expected"),
-    [
-        ((0.1, 0.2), (0.3, 0.1), "its fast form is no faster here: 3.00x forward, 0.50x in training"),
-        ((9.0, 9.0), (8.1, 1.0), "its fast form is no faster here: 0.90x forward, 0.90x in training"),  # once: long
-        ((5.0, 9.0), (9.0, 1.0), ""),
-        ((0.1, 0.1), (0.1, 0.2), ""),
-        ((0.1, 0.1), (0.1, 0.1), "its fast form is no faster here: 1.00x forward, 1.00x in training"),
-    ],
-)
-def test_the_clock_asks_both_forms_forward_and_unless_they_are_long_in_training(fast, own, expected, clocked):
-    assert clocked(fast, own) == expected
-
-
-@pytest.mark.parametrize(("gain", "expected"), [(0.5, "the whole model is slower here: 0.50x forward"), (0.98, "")])
-def test_a_model_that_is_slower_as_a_whole_stays_as_it_was(gain, expected, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr(swap_module, "_slower", lambda *_: "")
-    monkeypatch.setattr(swap_module, "SECONDS", 0.0)  # no more rounds
-    model, timed = Mixed().eval(), swap_module._Timed.__call__
-
-    def call(self):
-        out = timed(self)
-        self.seconds[-1] = gain if self.run.__wrapped__.args[0] is model else 1.0
-        return out
-
-    monkeypatch.setattr(swap_module._Timed, "__call__", call)
-    report = swap(model, example())
-    assert (report.model is model) == bool(expected) and (report.replaced == ()) == bool(expected)
-    assert expected in str(report)
-
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
         (nn.Linear(3, 3), "nothing to replace: no layers of PyG"),
-        (GCNConv(6, 3, flow="target_to_source"), "kept the model (GCNConv): direct form: its flow"),
-        (NNConv(6, 3, nn.Sequential(nn.Linear(6, 18), nn.Tanh())), "kept the model (NNConv): "),
+        (GCNConv(6, 3, flow="target_to_source"), "kept the model (GCNConv): own kernel: its flow"),
+        (NNConv(6, 3, nn.Sequential(nn.Linear(6, 18), nn.Tanh())), "kept the model (NNConv): own kernel: "),
     ],
 )
 def test_a_model_with_nothing_to_replace_says_why(model, expected):
-    x, edge_index = example()
     more = (torch.randn(220, 6),) if isinstance(model, NNConv) else ()
-    report = swap(model, (x, edge_index, *more))
-    assert report.replaced == () and expected in str(report)
+    report = swap(model, (*example(), *more), measure=False)
+    assert report.replaced == () and expected in str(report) and report.model is not model
     assert str(report).splitlines()[-1].startswith("nothing to replace")
 
 
 def test_a_model_that_was_swapped_is_already_fast():
-    first = swap(Mixed(), example())
-    second = swap(first.model, example())
-    assert second.replaced == first.replaced and ("first", "SAGEConv", "already fast") in second.kept
+    first = swap(Mixed(), example(), measure=False)
+    second = swap(first.model, example(), measure=False)
+    assert ("first", "SAGEConv", "already fast") in second.kept and "already fast" in str(second)
 
 
 def test_what_is_no_model_or_does_not_run_is_refused_in_one_line():
@@ -215,7 +143,7 @@ def test_what_is_no_model_or_does_not_run_is_refused_in_one_line():
         swap(Mixed(), (torch.randn(50, 5), example()[1]))
 
 
-def test_a_model_that_gives_something_else_for_other_layers_or_in_each_call_stays_as_it_was():
+def test_a_model_that_gives_something_else_for_other_layers_stays_as_it_was():
     class Looks(Mixed):
         def forward(self, x, edge_index):
             return super().forward(x, edge_index) * (1 if type(self.last) is pyg.TAGConv else 2)
@@ -224,17 +152,11 @@ def test_a_model_that_gives_something_else_for_other_layers_or_in_each_call_stay
         def forward(self, x, edge_index):
             return super().forward(x, edge_index if type(self.last) is pyg.TAGConv else None)
 
-    class Restless(Mixed):
-        calls = 0
-
-        def forward(self, x, edge_index):
-            Restless.calls += 1
-            return super().forward(x, edge_index) + Restless.calls
-
-    reasons = "outputs differ", "with fast layers: ", "your model itself gave two results"
-    for model, expected in zip((Looks(), Breaks(), Restless()), reasons, strict=True):
-        report = swap(model, example())
-        assert report.model is model and expected in report.kept[-1][2]
+    for model, expected in ((Looks(), "outputs differ by 1.0e+00 relative"), (Breaks(), "with fast layers: ")):
+        report = swap(model, example(), measure=False)
+        assert report.replaced == () and expected in report.kept[-1][2], report
+        assert not any(hasattr(one, "_fast") for one in report.model.modules())
+    assert swap(Looks(), example(), tolerance=2.0, measure=False).replaced == FAST
 
 
 def test_where_float32_disagrees_float64_and_the_rounding_of_the_model_itself_decide():
@@ -247,10 +169,10 @@ def test_where_float32_disagrees_float64_and_the_rounding_of_the_model_itself_de
             return x * 1.1
 
     x = torch.linspace(-1, 1, 101)
-    assert relative_error(Coarse()(x), x) > 1e-5
-    assert swap_module._beyond_rounding(Coarse(), nn.Identity(), (x,)) <= 1e-5
-    assert swap_module._beyond_rounding(Coarse(), Off(), (x,)) > 1e-5
-    assert swap_module._beyond_rounding(nn.Identity(), Coarse(), (x,)) > 1e-5
+    assert error(Coarse()(x), x) > 1e-5
+    assert replace._beyond_rounding(Coarse(), nn.Identity(), (x,), 1e-5) <= 1e-5
+    assert replace._beyond_rounding(Coarse(), Off(), (x,), 1e-5) > 1e-5
+    assert replace._beyond_rounding(nn.Identity(), Coarse(), (x,), 1e-5) > 1e-5
 
 
 def test_the_zeros_of_bags_of_words_are_left_out_from_the_second_call_on():
@@ -259,21 +181,85 @@ def test_the_zeros_of_bags_of_words_are_left_out_from_the_second_call_on():
     edge_index = torch.randint(400, (2, 1500), generator=generator)
     for kind in (GCNConv, SAGEConv, lambda i, o: pyg.GINConv(nn.Sequential(nn.Linear(i, o), nn.ReLU()))):
         model = kind(128, 8)
-        fast = swap(model, (x, edge_index)).model
-        assert fast._fast.direct
+        fast = swap(model, (x, edge_index), measure=False).model
         for _ in range(3):
             assert_same(*(results(one, [], (x, edge_index)) for one in (fast, model)), rtol=1e-4, atol=1e-4)
+        assert fast._fast.caches.inputs.get(x) is not None
 
 
-def test_static_graphs_pairs_and_sparse_adjacencies_give_what_pyg_gives():
+# ---- the clock ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds of the fast form and of PyG's, (forward, in training) each."""
+
+    def ticks(fast, own):
+        def seconds(run):
+            run()
+            return (own if getattr(run, "__name__", "") == "own" else fast)[torch.is_grad_enabled()]
+
+        monkeypatch.setattr(cost, "_seconds", seconds)
+
+    return ticks
+
+
+@pytest.mark.parametrize(
+    ("fast", "own", "expected"),
+    [
+        ((0.1, 0.2), (0.3, 0.1), "its fast form is no faster here: 3.00x forward, 0.50x in training"),
+        ((9.0, 9.0), (8.1, 1.0), "its fast form is no faster here: 0.90x forward, 0.90x in training"),  # once: long
+        ((5.0, 9.0), (9.0, 1.0), ""),
+        ((0.1, 0.1), (0.1, 0.2), ""),
+        ((0.1, 0.1), (0.1, 0.1), "its fast form is no faster here: 1.00x forward, 1.00x in training"),
+    ],
+)
+def test_a_layer_stays_unless_its_form_gains_forward_and_if_short_in_training(fast, own, expected, clock):
     x, edge_index = example()
-    layer = SAGEConv(6, 3).eval()
-    fast = swap(layer, (x, edge_index)).model
-    several = torch.randn(4, 50, 6)
-    torch.testing.assert_close(fast(several, edge_index), layer(several, edge_index))
-    pair = (x, torch.randn(50, 6))
-    torch.testing.assert_close(fast(pair, edge_index), layer(pair, edge_index))
-    torch.testing.assert_close(fast((x, None), edge_index, size=(50, 50)), layer((x, None), edge_index, size=(50, 50)))
+    report = swap(SAGEConv(6, 8), (x, edge_index), measure=False)
+    clock(fast, own)
+    assert replace._slower(report.model, (x, edge_index), {}) == expected
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(0.5, "the whole model is slower here: 0.50x"), (1.5, "(1.50x, 95 % ")])
+def test_a_model_that_is_slower_as_a_whole_stays_as_it_was(gain, expected, monkeypatch):
+    monkeypatch.setattr(replace, "_slower", lambda *_: "")
+    monkeypatch.setattr(replace, "compare_times", lambda *_: Ratio(gain, gain - 0.01, gain + 0.01, 30, gain, 1.0))
+    report = swap(Mixed().eval(), example())
+    assert expected in str(report) and bool(report.replaced) == (report.time is not None) == (gain > 1)
+    assert (report.memory is not None) == (gain > 1)
+
+
+def test_what_the_report_says_of_memory_is_what_the_layers_keep():
+    report = swap(GCNConv(6, 64), example(4000, 40_000), measure=False)
+    assert report.memory is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replace, "_slower", lambda *_: "")
+        patch.setattr(replace, "compare_times", lambda *_: Ratio(2.0, 1.9, 2.1, 30, 2.0, 1.0))
+        model, batch = GCNConv(6, 64), example(4000, 40_000)
+        report = swap(model, batch)
+    held = report.memory
+    assert held.before >= 40_000 * 64 * 4 > held.after > 0  # PyG makes a row an edge
+    assert held.first_call >= held.after and held.kept_in_training >= held.kept >= 40_000 * 4
+    assert "MiB before" in str(report) and "too little" in str(Memory(10, 10, 10, 1, 1))
+    report.model(*batch)
+    assert report.model._fast.caches.nbytes >= 40_000 * 4
+    report.forget()
+    assert report.model._fast.caches.nbytes == 0
+
+
+def test_a_ratio_of_times_has_an_interval_from_six_rounds_on():
+    order, seconds = [], iter([2.0, 1.0] * 50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "_seconds", lambda run: run() or next(seconds))
+        once = compare_times(lambda: order.append("before"), lambda: order.append("after"), 0.0)
+        assert (once.n, str(once)) == (1, "0.50x") and order == ["after", "before"]
+        ratio = compare_times(lambda: order.append("before"), lambda: order.append("after"), 60.0, lambda r: r.n >= 8)
+    assert order[2:6] == ["after", "before", "before", "after"]  # in turns
+    assert ratio.n == 8 and ratio.low == 0.5 and ratio.high == 2.0 and "95 % interval 0.50 to 2.00" in str(ratio)
+
+
+# ---- attention of all nodes, and copies -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [None, torch.tensor([0, 0, 0, 0, 1, 1])], ids=["one graph", "a padded one"])

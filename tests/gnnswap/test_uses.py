@@ -7,7 +7,6 @@ import contextlib
 import copy
 import enum
 import gc
-import io
 import itertools
 import math
 import subprocess
@@ -23,220 +22,45 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import uses
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import Linear as PyGLinear
-from torch_geometric.utils import add_self_loops, softmax
+from torch_geometric.utils import add_self_loops
+from uses import (
+    ALL,
+    IN,
+    KINDS,
+    LAYERS,
+    MORE,
+    OUT,
+    Attention,
+    E,
+    N,
+    Two,
+    assert_same,
+    assert_same_call,
+    assert_same_use,
+    copies,
+    edge_values,
+    every,
+    everything,
+    graph,
+    kinds,
+    pair,
+    tensors,
+    trained,
+)
 
 from gnnswap import neighbour_sum, swap
 
-N, E, IN, OUT = 40, 160, 6, 8
 HERE = sys.modules[__name__]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two threads of a busy machine wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
-# what all tests share
-
-
-def graph(seed=0, nodes=N, edges=E, dtype=torch.float64):
-    """x (nodes, IN) and edges (2, edges), with repeated edges and loops."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(nodes, IN, generator=generator, dtype=dtype)
-    return x, torch.randint(nodes, (2, edges), generator=generator)
-
-
-def edge_values(columns=3):
-    return torch.rand(E, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def pair(model, example=None, dtype=torch.float64):
-    """(the original with weights of its own, the fast model)."""
-    model = model.to(dtype)
-    original = copy.deepcopy(model)
-    return original, swap(model, example, measure=False).model
-
-
-def tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for one in value for t in tensors(one)] if isinstance(value, (tuple, list)) else []
-
-
-def gradients(model, out, *inputs):
-    """Of the parameters and inputs, None where nothing flows back."""
-    ends = [t for t in tensors(out) if t.requires_grad]
-    along = [torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view_as(t) for t in ends]
-    wanted = [p for p in model.parameters() if p.requires_grad] + [t for t in inputs if t.requires_grad]
-    return torch.autograd.grad(ends, wanted, along, allow_unused=True)
-
-
-def assert_same(got, expected, tolerance=1e-9):
-    """All tensors of both, None and NaN at the same places; `tolerance` is of the largest value of all tensors."""
-    expected, got = list(_flat(expected)), list(_flat(got))
-    assert len(got) == len(expected)
-    finite = [t[t.isfinite()].abs().max().item() for t in expected if t is not None and t.isfinite().any()]
-    largest = max(finite, default=0.0)
-    for have, want in zip(got, expected, strict=True):
-        assert (have is None) == (want is None)
-        if want is not None:
-            torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
-
-
-def _flat(value):
-    if value is None or isinstance(value, torch.Tensor):
-        yield value if value is None else value.detach()
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _flat(one)
-
-
-def assert_same_use(original, fast, use, tolerance=1e-9):
-    """`use(model)` gives the same for both, or raises for both."""
-    try:
-        torch.manual_seed(7)
-        expected = use(original)
-    except Exception:
-        with pytest.raises(Exception):  # noqa: B017 - which one is the original's affair
-            use(fast)
-        return
-    torch.manual_seed(7)
-    assert_same(use(fast), expected, tolerance)
-
-
-def assert_same_call(original, fast, *arguments, tolerance=1e-9, **named):
-    """Outputs and all gradients of one call."""
-
-    def use(model):
-        given = [t.detach().clone().requires_grad_() if _wants(t) else t for t in arguments]
-        out = model(*given, **named)
-        return out, gradients(model, out, *[t for t in given if isinstance(t, torch.Tensor)])
-
-    assert_same_use(original, fast, use, tolerance)
-
-
-def _wants(value):
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_leaf
-
-
-LAYERS = {
-    "GCN": lambda: pyg.GCNConv(IN, OUT),
-    "SAGE": lambda: pyg.SAGEConv(IN, OUT),
-    "GIN": lambda: pyg.GINConv(nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.Linear(OUT, OUT))),
-    "Graph": lambda: pyg.GraphConv(IN, OUT),
-    "GAT": lambda: pyg.GATConv(IN, OUT),
-    "GATv2": lambda: pyg.GATv2Conv(IN, OUT),
-    "Transformer": lambda: pyg.TransformerConv(IN, OUT),
-    "Edge": lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * IN, OUT), nn.Tanh(), nn.Linear(OUT, OUT))),
-    "TAG": lambda: pyg.TAGConv(IN, OUT),
-    "Cheb": lambda: pyg.ChebConv(IN, OUT, 2),
-    "own": lambda: Weighted(),
-}
-MORE = {
-    "SAGE max": lambda: pyg.SAGEConv(IN, OUT, aggr="max"),
-    "PNA": lambda: pyg.PNAConv(IN, OUT, ["mean", "max", "std"], ["identity", "amplification"], torch.tensor([1, 2, 3])),
-    "ResGated": lambda: pyg.ResGatedGraphConv(IN, OUT),
-    "FiLM": lambda: pyg.FiLMConv(IN, OUT),
-    "GEN": lambda: pyg.GENConv(IN, OUT, norm="layer"),
-    "CG": lambda: pyg.CGConv(IN),
-    "SuperGAT": lambda: pyg.SuperGATConv(IN, OUT),
-    "APPNP": lambda: pyg.APPNP(2, 0.1),
-    "ARMA": lambda: pyg.ARMAConv(IN, OUT),
-    "LG": lambda: pyg.LGConv(),
-    "attention": lambda: Attention(),
-    "both ends": lambda: BothEnds(),
-}
-ALL = LAYERS | MORE
-every = pytest.mark.parametrize("name", LAYERS)
-everything = pytest.mark.parametrize("name", ALL)
-
-
-class Weighted(MessagePassing):
-    """An own layer whose messages are rows of x times a learned number."""
-
-    def __init__(self):
-        super().__init__(aggr="add")
-        self.lin, self.scale = nn.Linear(IN, OUT), nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=self.lin(x))
-
-    def message(self, x_j):
-        return self.scale * x_j
-
-
-class Attention(MessagePassing):
-    """An own attention layer, with PyG's softmax and a global that is changed between calls."""
-
-    def __init__(self):
-        super().__init__(aggr="add")
-        self.lin, self.a, self.b = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT)), nn.Parameter(torch.randn(OUT))
-
-    def forward(self, x, edge_index):
-        h = self.lin(x)
-        return self.propagate(edge_index, h=h, s=(h @ self.a).view(-1, 1), t=(h @ self.b).view(-1, 1))
-
-    def message(self, h_j, s_j, t_i, index, ptr, size_i):
-        return softmax(torch.tanh(s_j + t_i) / TEMPERATURE, index, ptr, size_i) * h_j
-
-
-class BothEnds(MessagePassing):
-    """An own layer with a linear layer over both ends of an edge."""
-
-    def __init__(self):
-        super().__init__(aggr="add")
-        self.lin = nn.Linear(2 * IN, OUT)
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_i, x_j):
-        return self.lin(torch.cat([x_i, x_j], -1)).relu()
-
-
-class Two(nn.Module):
-    """Two layers with an activation between them."""
-
-    def __init__(self, make=pyg.GCNConv):
-        super().__init__()
-        self.a, self.b = make(IN, OUT), make(OUT, 4)
-
-    def forward(self, x, edge_index):
-        return self.b(self.a(x, edge_index).relu(), edge_index)
-
-
-KINDS = {
-    "GCN": pyg.GCNConv,
-    "SAGE": pyg.SAGEConv,
-    "GAT": pyg.GATConv,
-    "GATv2": pyg.GATv2Conv,
-    "GIN": lambda i, o: pyg.GINConv(nn.Linear(i, o)),
-    "Edge": lambda i, o: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * i, o), nn.ReLU())),
-    "TAG": pyg.TAGConv,
-    "Transformer": pyg.TransformerConv,
-}
-kinds = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @every
@@ -250,7 +74,7 @@ def test_the_layers_of_these_tests_take_fast_forms(name):
 
 # 1. what a message is given and reads beside tensors
 
-TEMPERATURE, GAIN, SETTINGS = 1.0, 0.5, {"gain": 0.5}
+GAIN, SETTINGS = 0.5, {"gain": 0.5}
 
 
 class Kind(enum.Enum):
@@ -442,7 +266,7 @@ def test_what_a_message_reads_is_read_in_each_call(what, example, monkeypatch):
 def test_forces_train_the_weights(name):
     """The loss is one of gradients: by `autograd.grad`, by `backward` and by `backward(inputs=)`."""
     x0, edge_index = graph()
-    original, fast = pair(ALL[name](), (x0, edge_index))
+    original, fast = copies(name)
 
     def use(model, how):
         model.zero_grad()
@@ -462,7 +286,7 @@ def test_forces_train_the_weights(name):
 def test_forces_of_a_sum_train_the_weights(kind):
     """Where the layer comes last the gradient that reaches it is a constant."""
     x0, edge_index = graph()
-    original, fast = pair(Two(KINDS[kind]), (x0, edge_index))
+    original, fast = copies(f"two {kind}")
 
     def use(model):
         x = x0.clone().requires_grad_()
@@ -504,7 +328,7 @@ def _third(model, x, edges):
 @pytest.mark.parametrize("kind", ["GCN", "SAGE", "GAT", "Edge"])
 def test_higher_derivatives_are_the_originals(kind, what):
     x, edge_index = graph()
-    original, fast = pair(Two(KINDS[kind]).eval(), (x, edge_index))
+    original, fast = copies(f"two {kind}", training=False)
     assert_same_use(original, fast, lambda model: SECOND[what](model, x, edge_index))
 
 
@@ -544,7 +368,7 @@ CALLS = 0
 def test_a_constant_beside_pygs_softmax_is_seen_when_it_changes(monkeypatch):
     x, edge_index = graph()
     original, fast = pair(Attention(), (x, edge_index))
-    monkeypatch.setattr(HERE, "TEMPERATURE", 0.05)
+    monkeypatch.setattr(uses, "TEMPERATURE", 0.05)
     assert_same_call(original, fast, x, edge_index)
 
 
@@ -588,7 +412,7 @@ def test_a_global_counter_counts_each_call(monkeypatch):
 @pytest.mark.parametrize("kind", ["GCN", "SAGE", "GAT"])
 def test_an_exported_program_holds_no_operator_of_ours_and_outlives_the_model(kind):
     (x, edge_index), (x2, edge_index2) = graph(), graph(9)
-    original, fast = pair(Two(KINDS[kind]).eval(), (x, edge_index))
+    original, fast = copies(f"two {kind}", training=False)
     program = torch.export.export(fast, (x, edge_index))
     expected = torch.export.export(original, (x, edge_index)).module()(x2, edge_index2)
     del fast
@@ -632,23 +456,23 @@ def test_an_onnx_model_is_the_originals(tmp_path, dynamo, one_registry):
 # 5. hooks, wraps and pruning, of a layer and of what is inside of it
 
 PLACES = {
-    "GCN.lin": (lambda: pyg.GCNConv(IN, OUT), lambda layer: layer.lin),
-    "GAT.lin": (lambda: pyg.GATConv(IN, OUT), lambda layer: layer.lin),
-    "SAGE.lin_l": (lambda: pyg.SAGEConv(IN, OUT), lambda layer: layer.lin_l),
-    "GIN.nn[0]": (LAYERS["GIN"], lambda layer: layer.nn[0]),
-    "GIN.nn": (LAYERS["GIN"], lambda layer: layer.nn),
-    "Edge.nn[0]": (LAYERS["Edge"], lambda layer: layer.nn[0]),
-    "Edge.nn[1]": (LAYERS["Edge"], lambda layer: layer.nn[1]),
-    "Edge.nn": (LAYERS["Edge"], lambda layer: layer.nn),
-    "PNA.pre": (MORE["PNA"], lambda layer: layer.pre_nns[0][0]),
-    "PNA.post": (MORE["PNA"], lambda layer: layer.post_nns[0][0]),
-    "PNA.lin": (MORE["PNA"], lambda layer: layer.lin),
-    "Transformer.lin_key": (LAYERS["Transformer"], lambda layer: layer.lin_key),
-    "ResGated.lin_key": (MORE["ResGated"], lambda layer: layer.lin_key),
-    "FiLM.films[0]": (MORE["FiLM"], lambda layer: layer.films[0]),
-    "CG.lin_f": (MORE["CG"], lambda layer: layer.lin_f),
-    "own.lin": (LAYERS["own"], lambda layer: layer.lin),
-    "both ends.lin": (MORE["both ends"], lambda layer: layer.lin),
+    "GCN.lin": lambda layer: layer.lin,
+    "GAT.lin": lambda layer: layer.lin,
+    "SAGE.lin_l": lambda layer: layer.lin_l,
+    "GIN.nn[0]": lambda layer: layer.nn[0],
+    "GIN.nn": lambda layer: layer.nn,
+    "Edge.nn[0]": lambda layer: layer.nn[0],
+    "Edge.nn[1]": lambda layer: layer.nn[1],
+    "Edge.nn": lambda layer: layer.nn,
+    "PNA.pre": lambda layer: layer.pre_nns[0][0],
+    "PNA.post": lambda layer: layer.post_nns[0][0],
+    "PNA.lin": lambda layer: layer.lin,
+    "Transformer.lin_key": lambda layer: layer.lin_key,
+    "ResGated.lin_key": lambda layer: layer.lin_key,
+    "FiLM.films[0]": lambda layer: layer.films[0],
+    "CG.lin_f": lambda layer: layer.lin_f,
+    "own.lin": lambda layer: layer.lin,
+    "both ends.lin": lambda layer: layer.lin,
 }
 
 
@@ -685,55 +509,25 @@ def _quietly(function, *arguments):
         return function(*arguments)
 
 
-def _trained(model, x, edge_index):
-    """Outputs, gradients and weights over two steps, eval in between: a stale weight shows in one of them."""
-    found, optimizer = [], torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(2):
-        out = model.train()(x, edge_index)
-        out.square().mean().backward()
-        found += [out, [None if p.grad is None else p.grad.clone() for p in model.parameters()]]
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            found.append(model.eval()(x, edge_index))
-    return found
-
-
-@pytest.fixture(scope="module")
-def swapped():
-    """Pairs by layer, each swapped and called once; a test takes copies."""
-    made = {}
-
-    def copies(name, make):
-        x, edge_index = graph()
-        if name not in made:
-            made[name] = pair(make(), (x, edge_index))
-        original, fast = map(copy.deepcopy, made[name])
-        fast(x, edge_index)
-        original(x, edge_index)
-        return original, fast
-
-    return copies
-
-
 @pytest.mark.parametrize("what", HOOKED | WRAPPED)
-def test_what_is_hooked_into_or_wrapped_around_an_inner_module_after_swap_acts(what, swapped):
-    for name, (make, inner) in PLACES.items():
-        if what in WRAPPED and not hasattr(inner(make()), "weight"):
+def test_what_is_hooked_into_or_wrapped_around_an_inner_module_after_swap_acts(what):
+    may_raise = what in ("frozen", "backward hook")  # no weight is left to train; torch refuses it at some places
+    for name, inner in PLACES.items():
+        original, fast = copies(name.partition(".")[0])
+        if what in WRAPPED and not hasattr(inner(original), "weight"):
             continue
-        original, fast = swapped(name.partition(".")[0], make)
         for model in (original, fast):
             torch.manual_seed(3)
             (HOOKED | WRAPPED)[what](inner(model))
-        assert_same_use(original, fast, lambda model: _trained(model, *graph()), 1e-8)
+        assert_same_use(original, fast, lambda model: trained(model, *graph()), 1e-8, may_raise)
         assert getattr(inner(fast), "seen", 0) == getattr(inner(original), "seen", 0), name
 
 
 @pytest.mark.parametrize("what", HOOKED)
-def test_a_hook_that_is_taken_off_again_no_longer_acts(what, swapped):
+def test_a_hook_that_is_taken_off_again_no_longer_acts(what):
     for name in ("GCN.lin", "GIN.nn", "Edge.nn[0]", "PNA.pre"):
-        make, inner = PLACES[name]
-        original, fast = swapped(name.partition(".")[0], make)
+        inner = PLACES[name]
+        original, fast = copies(name.partition(".")[0])
         handles = [HOOKED[what](inner(model)) for model in (original, fast)]
         assert_same_call(original, fast, *graph())
         for handle in handles:
@@ -742,9 +536,9 @@ def test_a_hook_that_is_taken_off_again_no_longer_acts(what, swapped):
 
 
 @every
-def test_hooks_of_the_layer_itself_act(name, swapped):
+def test_hooks_of_the_layer_itself_act(name):
     for what in ("forward", "message", "aggregate", "propagate"):
-        original, fast = swapped(name, LAYERS[name])
+        original, fast = copies(name)
         for model in (original, fast):
             register = getattr(model, "register_forward_hook" if what == "forward" else f"register_{what}_forward_hook")
             register(lambda module, given, out: 2 * out)
@@ -752,8 +546,8 @@ def test_hooks_of_the_layer_itself_act(name, swapped):
 
 
 @pytest.mark.parametrize("name", ["GCN", "GIN", "Edge", "PNA", "own"])
-def test_hooks_of_all_modules_act(name, swapped):
-    original, fast = swapped(name, ALL[name])
+def test_hooks_of_all_modules_act(name):
+    original, fast = copies(name)
     hook = nn.modules.module.register_module_forward_hook(
         lambda module, given, out: 2 * out if isinstance(module, (nn.Linear, PyGLinear)) else None
     )
@@ -798,13 +592,13 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("what", REPLACED)
-def test_a_module_that_is_replaced_after_swap_is_the_one_that_runs(what, swapped):
+def test_a_module_that_is_replaced_after_swap_is_the_one_that_runs(what):
     name, replace = REPLACED[what]
-    original, fast = swapped(name, ALL[name])
+    original, fast = copies(name)
     for model in (original, fast):
         torch.manual_seed(3)
         replace(model)
-    assert_same_use(original, fast, lambda model: _trained(model, *graph()), 1e-8)
+    assert_same_use(original, fast, lambda model: trained(model, *graph()), 1e-8)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -862,14 +656,14 @@ def _largest_of_three(inputs, index, ptr=None, dim_size=None):
 
 
 @pytest.mark.parametrize("what", CHANGED)
-def test_what_is_changed_after_the_first_call_is_seen(what, swapped):
+def test_what_is_changed_after_the_first_call_is_seen(what):
     name, change = CHANGED[what]
-    original, fast = swapped(name, ALL[name])
+    original, fast = copies(name)
     for model in (original, fast):
         torch.manual_seed(3)
         change(model)
-    assert_same_call(original, fast, *graph())
-    assert_same_call(original, fast, *graph())
+    for _ in range(2):
+        assert_same_call(original, fast, *graph(), may_raise=what == "explain")
 
 
 @pytest.mark.parametrize("value", [torch.tensor(0.0), 0.3, "max"], ids=["tensor", "float", "text"])
@@ -928,7 +722,7 @@ def test_a_method_that_is_patched_in_its_class_runs(kind, method, patch, monkeyp
 @everything
 def test_what_is_not_finite_stays_with_the_neighbours_of_its_node(name, value):
     x, edge_index = graph(3)
-    original, fast = pair(ALL[name]().eval(), (x, edge_index))
+    original, fast = copies(name, training=False)
     x[edge_index[0, 0]] = value
     with torch.no_grad():
         got, expected = fast(x, edge_index), original(x, edge_index)
@@ -940,7 +734,7 @@ def test_what_is_not_finite_stays_with_the_neighbours_of_its_node(name, value):
 @pytest.mark.parametrize("name", ["GCN", "SAGE", "Graph", "GIN", "own"])
 def test_a_gradient_that_is_not_finite_stays_with_the_neighbours_of_its_node(name):
     x0, edge_index = graph(3)
-    original, fast = pair(ALL[name](), (x0, edge_index))
+    original, fast = copies(name)
     found = []
     for model in (original, fast):
         x = x0.clone().requires_grad_()
@@ -1011,7 +805,7 @@ def test_a_message_that_is_linear_for_small_rows_alone_is_no_sum(how, example):
 @pytest.mark.parametrize("kind", ["GCN", "GAT", "Edge", "TAG"])
 def test_a_fused_optimizer_trains_the_fast_model_as_the_original(kind, optimizer):
     x, edge_index = graph()
-    original, fast = pair(Two(KINDS[kind]), (x, edge_index))
+    original, fast = copies(f"two {kind}")
     for model in (original, fast):
         more = {} if optimizer == "SGD" else {"eps": 1e-2}  # no step from the rounding of a gradient that is zero
         stepping = getattr(torch.optim, optimizer)(model.parameters(), 0.01, fused=True, **more)
@@ -1038,8 +832,8 @@ WRITTEN = {
 
 @pytest.mark.parametrize("how", WRITTEN)
 @every
-def test_weights_that_are_written_in_place_are_seen(name, how, swapped):
-    original, fast = swapped(name, LAYERS[name])
+def test_weights_that_are_written_in_place_are_seen(name, how):
+    original, fast = copies(name)
     x, edge_index = graph()
     for model in (original, fast):
         with torch.no_grad():
@@ -1053,7 +847,7 @@ def test_weights_that_are_written_in_place_are_seen(name, how, swapped):
 @everything
 def test_an_output_that_its_reader_writes_to_spoils_nothing(name):
     x, edge_index = graph()
-    original, fast = pair(ALL[name]().eval(), (x, edge_index))
+    original, fast = copies(name, training=False)
     with torch.no_grad():
         fast(x, edge_index).zero_()
         first = fast(x, edge_index)
@@ -1070,7 +864,7 @@ def test_an_output_that_its_reader_writes_to_spoils_nothing(name):
 @pytest.mark.parametrize("kind", ["GCN", "GAT", "GATv2", "SAGE", "TAG"])
 def test_a_traced_model_runs_on_other_graphs(kind):
     (x, edge_index), (x2, edge_index2) = graph(), graph(9)
-    original, fast = pair(Two(KINDS[kind]).eval(), (x, edge_index))
+    original, fast = copies(f"two {kind}", training=False)
     with torch.no_grad():
         if "GAT" in kind:  # the same tensors went through PyG's own code once
             fast.a(x, edge_index, return_attention_weights=True)
@@ -1118,8 +912,8 @@ EDGES_WRITTEN = {
 
 @pytest.mark.parametrize("how", EDGES_WRITTEN)
 @every
-def test_edges_that_are_written_in_place_are_seen(name, how, swapped):
-    original, fast = swapped(name, LAYERS[name])
+def test_edges_that_are_written_in_place_are_seen(name, how):
+    original, fast = copies(name)
     x, edge_index = graph()
     for model in (original, fast):
         model.eval()
@@ -1156,8 +950,8 @@ def test_edges_that_a_collective_wrote_are_seen(tmp_path):
 
 @pytest.mark.parametrize("how", ["mul_", "data.mul_", "one", "numpy", "data ="])
 @pytest.mark.parametrize("name", ["GCN", "Graph", "TAG", "Cheb", "APPNP"])
-def test_edge_weights_that_are_written_in_place_are_seen(name, how, swapped):
-    original, fast = swapped(name, ALL[name])
+def test_edge_weights_that_are_written_in_place_are_seen(name, how):
+    original, fast = copies(name)
     (x, edge_index), weight = graph(), torch.rand(E, dtype=torch.float64) + 0.1
     write = {
         "mul_": lambda: weight.mul_(0.3),
@@ -1174,8 +968,8 @@ def test_edge_weights_that_are_written_in_place_are_seen(name, how, swapped):
 
 @everything
 def test_one_graph_with_more_or_fewer_nodes_is_another_graph(name):
-    x, edge_index = graph()
-    original, fast = pair(ALL[name]().eval(), (x, edge_index))
+    edge_index = graph()[1]
+    original, fast = copies(name, training=False)
     for nodes in (N, N + 9, 3 * N, N):
         assert_same_call(original, fast, graph(2, nodes=nodes)[0], edge_index)
 
@@ -1184,19 +978,19 @@ def test_one_graph_with_more_or_fewer_nodes_is_another_graph(name):
 @pytest.mark.parametrize("where", [N, N + 1000, -1])
 def test_an_edge_to_a_node_that_is_not_there_is_refused_as_by_the_original(name, where):
     x, edge_index = graph()
-    original, fast = pair(ALL[name]().eval(), (x, edge_index))
+    original, fast = copies(name, training=False)
     fast(x, edge_index)
     wrong = edge_index.clone()
     wrong[0, 5] = where
     edge_index[0, 5] = where
     for edges in (edge_index, wrong):
-        assert_same_use(original, fast, lambda model, edges=edges: model(x, edges))
+        assert_same_use(original, fast, lambda model, edges=edges: model(x, edges), may_raise=True)
 
 
 @everything
 def test_graphs_of_all_kinds_give_what_the_original_gives(name):
     x, edge_index = graph()
-    original, fast = pair(ALL[name]().eval())
+    original, fast = copies(name, training=False)
     empty = torch.empty(2, 0, dtype=torch.long)
     for rows, edges in [
         (x, empty),
@@ -1211,14 +1005,14 @@ def test_graphs_of_all_kinds_give_what_the_original_gives(name):
         (0 * x, edge_index),
         (x[:0], empty),
     ]:
-        assert_same_call(original, fast, rows, edges)
+        assert_same_call(original, fast, rows, edges, may_raise=edges.numel() == 0)
 
 
 @everything
 def test_edges_of_32_bits_are_taken(name):
     """Outputs alone: torch's own gradient of `scatter_add` is wrong where the index has 32 bits."""
     x, edge_index = graph()
-    original, fast = pair(ALL[name]().eval())
+    original, fast = copies(name, training=False)
     for edges in (edge_index, edge_index.int()):
         assert_same(fast(x, edges), original(x, edge_index))
 
@@ -1415,7 +1209,7 @@ def test_layers_of_different_kinds_share_a_graph():
 @everything
 def test_a_model_that_is_cast_after_swap_computes_in_that_precision(name, dtype):
     x, edge_index = graph()
-    original, fast = pair(ALL[name]().eval(), (x, edge_index))
+    original, fast = copies(name, training=False)
     fast(x, edge_index)
     assert_same_call(original.to(dtype), fast.to(dtype), x.to(dtype), edge_index, tolerance=0.06)
     assert_same_call(original.double(), fast.double(), x, edge_index)
@@ -1435,7 +1229,7 @@ def test_autocast_first_and_then_not_and_the_other_way_round(name):
 @pytest.mark.parametrize("name", ["GCN", "Graph", "TAG"])
 def test_edge_weights_of_another_precision_are_promoted_as_by_the_original(name):
     (x, edge_index), weight = graph(), torch.rand(E)
-    original, fast = pair(ALL[name]())
+    original, fast = copies(name)
     assert_same_use(original, fast, lambda model: model(x, edge_index, weight), 1e-6)
     assert_same_use(original, fast, lambda model: model(x, edge_index, weight.double()))
 
@@ -1488,7 +1282,7 @@ def _dual_weights(model, x, edges):
 @pytest.mark.parametrize("kind", ["GCN", "SAGE", "GAT", "GIN", "Edge"])
 def test_transforms_of_torch_func_give_what_they_give_of_the_original(kind, what):
     x, edge_index = graph()
-    original, fast = pair(Two(KINDS[kind]).eval(), (x, edge_index))
+    original, fast = copies(f"two {kind}", training=False)
     assert_same_use(original, fast, lambda model: FUNC[what](model, x, edge_index))
     assert_same_call(original, fast, x, edge_index)
 
@@ -1510,11 +1304,18 @@ class Checkpointed(nn.Module):
 def test_checkpointed_layers_train_from_the_first_call_on(kind, example, reentrant):
     x, edge_index = graph()
     original, fast = pair(Checkpointed(KINDS[kind], reentrant), (x, edge_index) if example else None)
-    for step in range(3):
-        bag = (torch.rand(N, IN, generator=torch.Generator().manual_seed(step)) < 0.1).double()
-        assert_same_call(original, fast, x if step == 0 else bag, edge_index)
-    with torch.no_grad():
-        assert_same(fast.eval()(x, edge_index), original.eval()(x, edge_index))
+    bags = [(torch.rand(N, IN, generator=torch.Generator().manual_seed(k)) < 0.1).double() for k in range(2)]
+
+    def use(model, rows):
+        rows = rows.clone().requires_grad_()
+        model.zero_grad()
+        out = model.train()(rows, edge_index)
+        out.square().mean().backward()
+        with torch.no_grad():
+            return out, rows.grad, [p.grad for p in model.parameters()], model.eval()(rows, edge_index)
+
+    for rows in (x, *bags):
+        assert_same_use(original, fast, partial(use, rows=rows))
 
 
 def test_a_sequence_of_checkpoints_trains():
@@ -1559,7 +1360,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_called_as_it_wants_to_be(exampl
 @pytest.mark.parametrize("kind", ["GCN", "GATv2", "TAG", "Edge"])
 def test_threads_may_call_one_model_at_once(kind):
     graphs = [graph(seed, 20 + seed, 90 + seed) for seed in range(6)]
-    original, fast = pair(Two(KINDS[kind]).eval())
+    original, fast = copies(f"two {kind}", training=False)
     with torch.no_grad():
         expected = [original(*given) for given in graphs]
     wrong, interval = [], sys.getswitchinterval()
@@ -1700,333 +1501,3 @@ def test_revert_gives_every_layer_its_class_back():
     assert [type(module) for module in report.model.modules()] == [type(module) for module in model.modules()]
     assert set(vars(report.model.a)) == set(vars(model.a))
     assert_same(report.model(x, edge_index), model(x, edge_index))
-
-
-# training: modes, hooks of gradients, order of calls
-
-
-def test_a_call_without_gradients_first_does_not_spoil_training():
-    for first in (torch.no_grad, torch.inference_mode):
-        for name in ALL:
-            x, edge_index = graph()
-            original, fast = pair(ALL[name]())
-            with first():
-                fast(x, edge_index), fast(x, edge_index)
-            assert_same_call(original, fast, x, edge_index)
-
-
-@every
-def test_training_and_frozen_weights_follow_requires_grad(name, swapped):
-    original, fast = swapped(name, LAYERS[name])
-    for wants in (False, True):
-        for model in (original, fast):
-            model.requires_grad_(wants)
-        assert_same_call(original, fast, *graph())
-    for model in (original, fast):
-        next(model.parameters()).requires_grad_(False)
-    assert_same_call(original, fast, *graph())
-
-
-@everything
-def test_two_backward_passes_of_one_call(name):
-    x, edge_index = graph()
-    original, fast = pair(ALL[name](), (x, edge_index))
-
-    def use(model):
-        rows = x.clone().requires_grad_()
-        loss = model(rows, edge_index).square().sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        return rows.grad, [p.grad for p in model.parameters()]
-
-    assert_same_use(original, fast, use)
-
-    def twice(model):
-        loss = model(x.clone().requires_grad_(), edge_index).square().sum()
-        loss.backward()
-        loss.backward()
-
-    for model in (original, fast):
-        with pytest.raises(RuntimeError, match="second time"):
-            twice(model)
-
-
-@everything
-def test_two_calls_before_one_backward_pass(name):
-    original, fast = pair(ALL[name](), graph())
-
-    def use(model):
-        x, y = graph()[0].requires_grad_(), graph(4)[0].requires_grad_()
-        out = model(x, graph()[1]).square().sum() + model(y, graph(4)[1]).sum() + model(x, graph(4)[1]).sum()
-        return gradients(model, out, x, y)
-
-    assert_same_use(original, fast, use)
-
-
-@everything
-def test_an_input_written_between_forward_and_backward_is_refused_where_the_original_refuses_it(name):
-    original, fast = pair(ALL[name](), graph())
-
-    def use(model):
-        x, edge_index = graph()
-        out = model(x, edge_index)
-        x.mul_(2)
-        return gradients(model, out)
-
-    assert_same_use(original, fast, use)
-
-    def weight_written(model):
-        out = model(graph()[0].requires_grad_(), graph()[1]).square().sum()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(2)
-        return gradients(model, out)
-
-    if list(original.parameters()):
-        assert_same_use(original, fast, weight_written)
-
-
-@everything
-def test_an_output_may_be_written_in_place_before_backward(name):
-    original, fast = pair(ALL[name](), graph())
-    assert_same_use(
-        original, fast, lambda model: gradients(model, model(graph()[0].requires_grad_(), graph()[1]).relu_())
-    )
-    assert_same_use(original, fast, lambda model: gradients(model, F.dropout(model(*graph()) * 1, 0.5, inplace=True)))
-
-
-def test_hooks_of_parameters_and_tensors_act():
-    def use(model):
-        log, (x, edge_index) = [], graph()
-        x.requires_grad_()
-        x.register_hook(lambda gradient: 2 * gradient)
-        handles = [p.register_hook(lambda gradient: 3 * gradient) for p in model.parameters()]
-        handles += [p.register_post_accumulate_grad_hook(lambda p: log.append(p.shape)) for p in model.parameters()]
-        out = model(x, edge_index)
-        out.retain_grad()
-        out.square().sum().backward()
-        for handle in handles:
-            handle.remove()
-        return x.grad, out.grad, [p.grad for p in model.parameters()], torch.tensor(len(log))
-
-    for kind in KINDS.values():
-        assert_same_use(*pair(Two(kind), graph()), use)
-
-
-def test_an_output_of_one_call_and_another_of_the_next_do_not_mix_in_threads_of_backward():
-    original, fast = pair(Two(pyg.GATConv), graph())
-
-    def use(model):
-        outs = [model(*graph(seed)).square().mean() for seed in range(3)]
-        threads = [threading.Thread(target=out.backward) for out in outs]
-        for thread in threads:
-            thread.start()
-            thread.join()
-        return [p.grad for p in model.parameters()]
-
-    assert_same_use(original, fast, use)
-
-
-@every
-@pytest.mark.parametrize("how", ["save_on_cpu", "saved_tensors_hooks", "anomaly", "deterministic"])
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_modes_of_autograd_change_nothing(name, how, swapped):
-    original, fast = swapped(name, ALL[name])
-    modes = {
-        "save_on_cpu": lambda: torch.autograd.graph.save_on_cpu(),
-        "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept),
-        "anomaly": lambda: torch.autograd.detect_anomaly(),
-        "deterministic": _deterministic,
-    }
-
-    def use(model):
-        with modes[how]():
-            x = graph()[0].requires_grad_()
-            out = model(x, graph()[1])
-            return out, gradients(model, out, x)
-
-    assert_same_use(original, fast, use)
-
-
-class _deterministic:
-    def __enter__(self):
-        torch.use_deterministic_algorithms(True)
-
-    def __exit__(self, *_):
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("when", ["before the first call", "in training"])
-def test_copies_and_pickles_train_on(when):
-    original, fast = pair(Two(pyg.GATConv))
-    if when == "in training":
-        for model in (original, fast):
-            _trained(model, *graph())
-    buffer = io.BytesIO()
-    torch.save(fast, buffer)
-    buffer.seek(0)
-    for model in (copy.deepcopy(fast), torch.load(buffer, weights_only=False), fast):
-        assert_same_use(copy.deepcopy(original), model, lambda model: _trained(model, *graph()))
-
-
-def test_a_model_that_is_swapped_twice_stays_equal():
-    (x, edge_index), model = graph(), Two(pyg.GATConv).double()
-    original, fast = copy.deepcopy(model), swap(model, (x, edge_index), measure=False).model
-    again = swap(fast, (x, edge_index), measure=False).model
-    beside = swap(model, measure=False).model
-    for one in (again, beside, fast):
-        assert_same_call(original, one, x, edge_index)
-
-
-class Shared(nn.Module):
-    """One layer in two places, and another called twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = pyg.GCNConv(IN, IN)
-        self.again, self.twice = self.first, nn.ModuleList([pyg.SAGEConv(IN, IN)] * 2)
-
-    def forward(self, x, edge_index):
-        x = self.again(self.first(x, edge_index).relu(), edge_index)
-        for layer in self.twice:
-            x = layer(x, edge_index).tanh()
-        return x
-
-
-def test_a_layer_in_two_places_stays_one():
-    original, fast = pair(Shared(), graph())
-    assert fast.first is fast.again and fast.twice[0] is fast.twice[1]
-    assert_same_call(original, fast, *graph())
-
-
-def test_weights_that_are_tied_after_swap_stay_tied():
-    original, fast = pair(Two(lambda i, o: pyg.SAGEConv(i, i) if i == o else pyg.SAGEConv(i, o)), graph())
-    for model in (original, fast):
-        model.a.lin_r.weight = model.a.lin_l.weight
-    assert_same_use(original, fast, lambda model: _trained(model, *graph()))
-
-
-# what is no plain tensor, and modes that look at operators
-
-
-@everything
-def test_tensors_of_other_classes_go_through_the_originals_code(name):
-    class Marked(torch.Tensor):
-        pass
-
-    x, edge_index = graph()
-    original, fast = pair(ALL[name]().eval(), (x, edge_index))
-
-    def use(model):
-        out = model(x.as_subclass(Marked), edge_index)
-        return torch.tensor(float(type(out) is Marked)), out.as_subclass(torch.Tensor)
-
-    assert_same_use(original, fast, use)
-    assert_same_use(original, fast, lambda model: model(nn.Parameter(x), edge_index))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_sparse_adjacencies_of_torch_are_taken():
-    x, edge_index = graph()
-    for name in ("GCN", "SAGE", "GIN", "Graph", "GAT", "own"):
-        original, fast = pair(ALL[name]().eval(), (x, edge_index))
-        ones = torch.ones(E, dtype=torch.float64)
-        adjacency = torch.sparse_coo_tensor(edge_index.flip(0), ones, (N, N)).coalesce()
-        for layout in (adjacency, adjacency.to_sparse_csr()):
-            assert_same_use(original, fast, lambda model, layout=layout: model(x, layout))
-
-
-@pytest.mark.parametrize("name", ["GCN", "SAGE", "GIN", "Graph", "own"])
-def test_static_graphs_with_a_batch_of_rows_are_taken(name):
-    x, edge_index = graph()
-    original, fast = pair(ALL[name](), (x, edge_index))
-    assert_same_call(original, fast, torch.stack([x, 2 * x, -x]), edge_index)
-
-
-@pytest.mark.parametrize("name", ["SAGE", "Graph", "GIN"])
-def test_bipartite_graphs_and_their_sizes_are_taken(name):
-    (x, edge_index), y = graph(), graph(1, nodes=15)[0]
-    edge_index = torch.stack([edge_index[0], edge_index[1] % 15])
-    original, fast = pair(ALL[name](), ((x, y), edge_index))
-    for use in (lambda m: m((x, y), edge_index), lambda m: m((x, None), edge_index, size=(N, 15))):
-        assert_same_use(original, fast, lambda model, use=use: (use(model), gradients(model, use(model))))
-
-
-@pytest.mark.filterwarnings("ignore")
-@every
-def test_modes_that_look_at_functions_and_operators_see_no_other_numbers(name):
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    class Operators(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    x, edge_index = graph()
-    original, fast = pair(LAYERS[name](), (x, edge_index))
-    for mode in (Functions, Operators):
-
-        def use(model, mode=mode):
-            with mode():
-                out = model(x, edge_index)
-                return out, gradients(model, out)
-
-        assert_same_use(original, fast, use)
-    assert_same_call(original, fast, x, edge_index)
-
-
-@pytest.mark.filterwarnings("ignore")
-@every
-def test_fake_tensors_and_the_meta_device_give_shapes(name):
-    x, edge_index = graph()
-    original, fast = pair(LAYERS[name]().eval(), (x, edge_index))
-
-    def faked(model):
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            shape = model(mode.from_tensor(x), mode.from_tensor(edge_index)).shape
-        return torch.tensor(shape)
-
-    def on_meta(model):
-        return torch.tensor(copy.deepcopy(model).to("meta")(x.to("meta"), edge_index.to("meta")).shape)
-
-    assert_same_use(original, fast, faked)
-    assert_same_use(original, fast, on_meta)
-    assert_same_call(original, fast, x, edge_index)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["SAGE", "Graph", "GIN", "GCN", "own"])
-def test_a_graph_of_operators_runs_on_other_graphs(name):
-    (x, edge_index), (x2, edge_index2) = graph(), graph(9)
-    original, fast = pair(LAYERS[name]().eval(), (x, edge_index))
-    fast(x, edge_index)
-
-    def use(model):
-        return make_fx(lambda x, edges: model(x, edges))(x, edge_index)(x2, edge_index2)
-
-    assert_same_use(original, fast, use)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_forked_process_may_call_the_model(tmp_path):
-    x, edge_index = graph()
-    original, fast = pair(Two().eval(), (x, edge_index))
-    with torch.no_grad():
-        fast(x, edge_index)
-        expected = original(x, edge_index)
-    process = torch.multiprocessing.get_context("fork").Process(
-        target=_in_child, args=(fast, x, edge_index, tmp_path / "out")
-    )
-    process.start()
-    process.join(30)
-    if process.is_alive():
-        process.kill()
-    assert process.exitcode == 0
-    assert_same(torch.load(tmp_path / "out"), expected)
-
-
-def _in_child(model, x, edge_index, path):
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        torch.save(model(x, edge_index), path)

@@ -5,13 +5,12 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from gnnswap.errors import OneLineError
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.rewrite.optimize import YOURS
 from gnnlab.rewrite.proof import SAME_SIZE
 from gnnlab.rewrite.proof import YOURS as YOUR_GRAPH
 from gnnlab.worker import Answer
-from gnnswap.errors import one_line
+from gnnswap.errors import OneLineError, one_line
 
 PROVEN = {"error": 1e-7, "held": [YOUR_GRAPH, SAME_SIZE], "wrong": {}, "skipped": {}}
 FACTS = {"nodes": 34, "edges": 156, "threads": 1, "versions": {"python": "3"}, "processor": "P"}
