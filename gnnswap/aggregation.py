@@ -16,6 +16,7 @@ plain forms: they do not see into kernels.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -23,10 +24,12 @@ import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 
 from gnnswap.neighbours import Neighbours
 
 CHUNK_NUMBERS = 1 << 18  # of a product per edge that a thread has in memory at once: 1 MiB of float32, within the cache
+SAMPLED_WIDTH = 8  # in float32 torch's sampled product takes 4 to 16 times as long for rows of 2 to 7 numbers as for 8
 
 
 def transformed(*tensors: Tensor | None) -> bool:
@@ -141,11 +144,12 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     """
     if recorded(a, b) or transformed(a, b):
         return (a.index_select(0, neighbours.row) * b.index_select(0, neighbours.col)).sum(1)
-    a = a.contiguous()
     precise = a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64)
     if precise and has_csr(neighbours):
+        if 1 < a.shape[1] < SAMPLED_WIDTH and a.dtype is torch.float32:
+            a, b = (F.pad(one, (0, SAMPLED_WIDTH - one.shape[1])) for one in (a, b))
         edges = csr(neighbours, a.new_zeros(neighbours.num_edges), neighbours.col.dtype)
-        return torch.sparse.sampled_addmm(edges, a, b.t(), beta=0.0, out=edges).values()
+        return torch.sparse.sampled_addmm(edges, a.contiguous(), b.t(), beta=0.0, out=edges).values()
     step = max(1, CHUNK_NUMBERS // max(a.shape[1], 1))
     out = a.new_empty(neighbours.num_edges)
     for start in range(0, neighbours.num_edges, step):
@@ -210,8 +214,15 @@ def has_csr(neighbours: Neighbours) -> bool:
 
 def csr(neighbours: Neighbours, values: Tensor, index: torch.dtype) -> Tensor:
     """The graph as torch's sparse matrix (N, num_sources), `values` (E,) in the order of `neighbours.col`."""
+    _warn_of_csr()
     places = neighbours.rowptr.to(index), neighbours.col.to(index)
     size = (neighbours.num_nodes, neighbours.num_sources)
+    return torch.sparse_csr_tensor(*places, values, size=size, check_invariants=False)
+
+
+@functools.cache
+def _warn_of_csr() -> None:
+    """torch warns once in a process that such tensors are new: it does so here, unheard."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
-        return torch.sparse_csr_tensor(*places, values, size=size, check_invariants=False)
+        warnings.simplefilter("ignore", UserWarning)
+        torch.zeros(1, 1).to_sparse_csr()

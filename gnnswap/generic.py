@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch_geometric import utils
 from torch_geometric.nn import HGTConv, aggr
+from torch_geometric.nn.aggr import base as aggr_base
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
@@ -40,7 +41,8 @@ from gnnswap.probe import NotLinear, NotThisCall, ProbeRow, weight_of
 from gnnswap.sums import Largest, fixed_sum
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
-_AGGREGATE = {kind: kind.forward for kind in AGGREGATIONS}  # as PyG wrote them
+_AGGREGATE = {kind: (kind.forward, kind.reduce, kind.__call__) for kind in AGGREGATIONS}  # as PyG wrote them
+_SCATTER = aggr_base.scatter
 SOURCE, TARGET = 0, 1
 ON_NODES = "rows of both ends"  # in place of an argument's name: `pushdown`
 WHOLE = "*"  # in place of an argument's name: all that `propagate` does, for layers of these classes
@@ -50,19 +52,35 @@ _REPLACEABLE = {"aggregate", "update", "propagate", "edge_update", "edge_updater
 def supported(layer: MessagePassing, kind: type[MessagePassing], edge_index: Any) -> bool:
     """Can this call of `propagate` be one sum, of a layer of the class `kind`? Not where PyG's code between message and
     result is replaced, explained, or has hooks within it or in a module inside."""
-    aggregation = layer._modules.get("aggr_module")
+    how = type(layer._modules.get("aggr_module"))
     return (
         is_edge_index(edge_index)
         and edge_index.shape[1] > 0
         and layer.flow == "source_to_target"
         and layer.decomposed_layers == 1
-        and type(aggregation) in AGGREGATIONS
-        and type(aggregation).forward is _AGGREGATE[type(aggregation)]
+        and how in AGGREGATIONS
+        and (how.forward, how.reduce, how.__call__) == _AGGREGATE[how]
+        and aggr_base.scatter is _SCATTER
+        and _by_template(kind, kind.propagate)
         and kind.aggregate is MessagePassing.aggregate
         and kind._collect is MessagePassing._collect
         and not (_REPLACEABLE & layer.__dict__.keys())
         and not hooked_anywhere(layer)
     )
+
+
+@functools.cache
+def _by_template(kind: type[MessagePassing], propagate: Any) -> bool:
+    """Is the `propagate` of the class what PyG writes from its template, and nobody's own?"""
+    name = propagate.__globals__.get("__name__") if isinstance(propagate, types.FunctionType) else None
+    written = {f"{one.__module__}_{one.__name__}_propagate" for one in kind.__mro__}
+    return propagate is MessagePassing.propagate or name in written
+
+
+def comparable(arguments: dict[str, Any]) -> bool:
+    """Are the tensors of this call such as sums are for? If not, nothing can be learned from it."""
+    tensors = [value for value in tensors_in(arguments) if value.is_floating_point()]
+    return all(type(value) in PLAIN and value.is_cpu and value.dtype in COMPUTED_IN for value in tensors)
 
 
 def sources_of(layer: MessagePassing, arguments: dict[str, Any]) -> list[str]:

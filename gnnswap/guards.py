@@ -17,7 +17,8 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._device import DeviceContext
+from torch_geometric.nn.aggr import base as aggr_base
 from torch_geometric.nn.conv import MessagePassing
 
 PLAIN = (Tensor, nn.Parameter)
@@ -127,6 +129,21 @@ def functions_of(kind: type[nn.Module]) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found.items() if isinstance(value, types.FunctionType)]
 
 
+@functools.cache
+def names_read(base: type[nn.Module]) -> list[tuple[Callable[[], tuple], tuple]]:
+    """What the functions of a class of PyG find under the names of their module that are functions of PyG, as PyG has
+    them: pairs of a function that reads them and what it gave when this module first asked."""
+    found: dict[int, tuple[dict, set[str]]] = {id(vars(aggr_base)): (vars(aggr_base), {"scatter", "segment"})}
+    for _, function in functions_of(base):
+        names = function.__globals__
+        used = {n for n in function.__code__.co_names if isinstance(names.get(n), types.FunctionType)}
+        found.setdefault(id(names), (names, set()))[1].update(used)
+    readers = [
+        functools.partial(itemgetter(*sorted(used), "__name__"), names) for names, used in found.values() if used
+    ]
+    return [(read, read()) for read in readers]
+
+
 def written_by_pyg(function: types.FunctionType) -> bool:
     """By the module whose names it reads: `functools.wraps` gives the name of another."""
     return function.__globals__.get("__name__", "").startswith(("torch_geometric.", "torch.nn."))
@@ -191,7 +208,9 @@ class Record:
         self.layer, self.base, self.kind = layer, base, kind
         self.modules = [layer, *(one for one in opened if one is not layer)]
         self.functions = [(kind, name, function) for name, function in functions_of(kind)]
-        self.functions += [(one, "forward", one.forward) for one in {type(module) for module in self.modules[1:]}]
+        inner = {type(module) for module in self.modules[1:]}
+        self.functions += [(one, n, getattr(one, n)) for one in inner for n in _CALLED if hasattr(one, n)]
+        self.names = names_read(base)
         self.reason = ""
         self.facts = self._facts()
         self._renew()
@@ -205,6 +224,9 @@ class Record:
         try:
             for kind, name, function in self.functions:
                 if getattr(kind, name) is not function:
+                    return False
+            for read, values in self.names:
+                if read() != values:
                     return False
             for module, kind, (in_eval, in_training) in self._before:
                 attributes = module.__dict__
@@ -237,14 +259,13 @@ class Record:
                     return False
         return True
 
-    def same_facts(self, opened: Iterable[nn.Module]) -> bool:
-        """Is what differs of no account, such as other weights or a counter? Then that is compared from now on."""
-        other = Record(self.layer, opened, self.base, self.kind)
-        if other.reason or other.facts != self.facts or other.functions != self.functions:
-            return False
-        self.modules, self.facts = other.modules, other.facts
-        self._renew()
-        return True
+    def again(self, opened: Iterable[nn.Module]) -> Record:
+        """What the same layer looks like now."""
+        return Record(self.layer, opened, self.base, self.kind)
+
+    def same_facts(self, other: Record) -> bool:
+        """Is what differs of no account, such as other weights, or a counter?"""
+        return (self.facts, self.functions, self.names) == (other.facts, other.functions, other.names)
 
     def _facts(self) -> list[tuple]:
         facts = []
@@ -272,6 +293,7 @@ class Record:
         return value if callable(value) else id(value)
 
 
+_CALLED = ("forward", "__call__", "reduce")  # functions of an inner module's class that its result follows from
 # torch's own tables, which are looked at by themselves, what changes between calls, and what is of no account
 _APART = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_fast", "inspector",
           "_explain", "_edge_mask", "_loop_mask", "_apply_sigmoid",
@@ -301,11 +323,3 @@ def _is_data(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, frozenset)):
         return all(isinstance(one, SCALARS) or _is_data(one) for one in value)
     return False
-
-
-def children_of(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules and all that they hold, each once."""
-    found: dict[int, nn.Module] = {}
-    for module in modules:
-        found |= {id(one): one for one in module.modules()}
-    return list(found.values())

@@ -99,23 +99,21 @@ class State:
             return False
         if self.record is None:  # it was unpickled
             self.look(layer)
-        record = self.record
-        if record is None:
-            return False
-        if record.layer is layer and record.holds(dtype):
+            return self.record is not None and self.record.holds(dtype)
+        if self.record.layer is layer and self.record.holds(dtype):
             return True
         if any(p is not None and p.dtype is not dtype for p in layer.parameters()) or direct.why_not(layer):
             return False
-        if record.layer is not layer:  # this is a copy
-            record = record.of_copy(layer)
-        if record.same_facts(form.opened(layer)):
-            self.record = record
-            return record.holds(dtype)
-        self.trials += 1
-        self.look(layer)
+        now = self.record.of_copy(layer).again(form.opened(layer))
+        if now.reason:
+            return False
+        if not self.record.same_facts(now):
+            self.trials += 1
+            self.direct = {}
+        self.record = now
         if self.trials > RETRIALS:
-            self.direct, self.record, self.why[DIRECT] = None, None, "the layer keeps changing"
-        return self.record is not None and self.record.holds(dtype)
+            self.direct, self.why[DIRECT] = None, "the layer keeps changing"
+        return self.direct is not None and now.holds(dtype)
 
     def take(self, other: State, caches: Caches) -> None:
         """What was found out of a copy of this layer."""
@@ -292,6 +290,8 @@ def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, v
         return None
     if x.dim() != 2 or x.device.type != "cpu" or (layer.training and getattr(layer, "dropout", 0)):
         return None
+    if torch.is_autocast_enabled("cpu"):
+        return None
     if values is not None and (values.requires_grad or not form.takes(values, x, edge_index)):
         return None
     if not (layer._fast.direct or {}).get(_kind(values)) or not layer._fast.record.holds_in_trace(layer):
@@ -327,8 +327,7 @@ def _for_comparison(copied: MessagePassing) -> State:
         state.caches, state.argument, state.compared = Caches(ANY_SIZE), "", True
         form = direct.form_of(original_class(copied))
         if form is not None and state.record is not None:
-            state.record = state.record.of_copy(copied)
-            state.record.same_facts(form.opened(copied))
+            state.record = state.record.of_copy(copied).again(form.opened(copied))
     return state
 
 
@@ -388,6 +387,8 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
         if not guards.plain_call() or not generic.supported(self, kind, edge_index):
             return kind.propagate(self, edge_index, size=size, **given)
         if state.argument is None:
+            if not generic.comparable(given):
+                return kind.propagate(self, edge_index, size=size, **given)
             try:
                 state.argument = _compare_sums(self, kind, edge_index, size, given)
             except SwapError:  # an edge names a node that there is not: PyG says so in its way

@@ -35,6 +35,7 @@ class Trace:
     def __init__(self) -> None:
         self.made: list[weakref.ref] = []
         self.refused = ""
+        self.recorded = torch.is_grad_enabled()
 
     def refuse(self, what: str) -> None:
         self.refused = self.refused or what
@@ -54,7 +55,8 @@ class ProbeRow(Tensor):
     @staticmethod
     def of(factor: Tensor, rows: torch.Size, trace: Trace, joined: bool = False) -> ProbeRow:
         # on the device "meta" there are no numbers, so what gets round `__torch_function__` fails
-        probe = Tensor._make_subclass(ProbeRow, torch.empty(rows, dtype=factor.dtype, device="meta"))
+        # and an autograd function of the user's leaves its mark: a history of gradients
+        probe = Tensor._make_subclass(ProbeRow, torch.empty(rows, dtype=factor.dtype, device="meta"), True)
         probe.factor, probe.rows, probe.trace, probe.joined = factor, rows, trace, joined
         trace.made.append(weakref.ref(probe))
         return probe
@@ -62,11 +64,18 @@ class ProbeRow(Tensor):
     @staticmethod
     def ones(rows: Sequence[int], factor: Sequence[int], dtype: torch.dtype) -> ProbeRow:
         """Rows of this shape, multiplied by ones of the shape `factor`."""
+        trace = Trace()
         with torch.inference_mode(False):
-            return ProbeRow.of(torch.ones(factor, dtype=dtype), torch.Size(rows), Trace())
+            return ProbeRow.of(torch.ones(factor, dtype=dtype), torch.Size(rows), trace)
 
     def scaled(self, factor: Tensor) -> ProbeRow:
-        """The same rows with another factor, if it is one for rows of this shape."""
+        """The same rows with another factor, if it is one for rows of this shape.
+
+        Within `torch.no_grad()` of the message, or an autograd function of the user's, the rows would lose their
+        gradient, or have another: there nothing is known to be linear.
+        """
+        if torch.is_grad_enabled() is not self.trace.recorded:
+            self.trace.refuse("gradients switched on or off")
         allowed = (self.rows, (*self.rows[:-1], 1), (1, *self.rows[1:-1], 1))
         if factor.dtype != self.factor.dtype or (factor.shape != self.factor.shape and factor.shape not in allowed):
             self.trace.refuse("rows of another type or shape")
@@ -94,12 +103,19 @@ def weight_of(rows: ProbeRow, out: Any) -> tuple[bool, Tensor | None]:
     """
     if rows.trace.refused:
         raise NotLinear(rows.trace.refused)
-    if not isinstance(out, ProbeRow) or out.trace is not rows.trace:
+    if not isinstance(out, ProbeRow) or getattr(out, "trace", None) is not rows.trace:
         raise NotLinear("its result does not follow from the rows alone")
+    if torch.is_grad_enabled() is not rows.trace.recorded or not all(map(_is_leaf, (rows, out))):
+        raise NotLinear("an autograd function, or gradients switched on or off")
     kept = [one for one in (reference() for reference in rows.trace.made) if one is not None]
     if any(one is not rows and one is not out for one in kept):
         raise NotLinear("it keeps its rows")
     return out.joined, None if out is rows else out.factor
+
+
+def _is_leaf(probe: ProbeRow) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return probe.grad_fn is None
 
 
 def _multiplied(one: Any, other: Any) -> Any:

@@ -131,6 +131,7 @@ class SwapReport:
 
     def revert(self) -> nn.Module:
         """`model`, in which every layer has its original class again."""
+        self._refused += tuple((path, kind, "reverted") for path, kind, _ in self.replaced)
         return _reverted(self.model)
 
     def forget(self) -> None:
@@ -258,7 +259,7 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
             elif first is not None:
                 report.memory = _memory(own, twin, batch, first.peak, kept)
     if why:
-        report.revert()
+        _reverted(report.model)
         report.time = report.parity_error = None
         report._refused += (("", _class(model), why),)
 

@@ -34,7 +34,7 @@ import psutil
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Predictor
 from gnnlab.profiling import estimates
-from gnnlab.profiling.sampling import quiet
+from gnnswap.cost import quiet
 from gnnlab.workloads.edge_networks import State
 
 Scenario = Callable[..., Coroutine[Any, Any, Any]]

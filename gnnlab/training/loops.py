@@ -26,7 +26,8 @@ from gnnlab.errors import GnnlabError, ParityError, Unavailable
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.profiling.memory import profile_memory_usage
-from gnnlab.profiling.sampling import quiet, synchronizer
+from gnnlab.profiling.sampling import synchronizer
+from gnnswap.cost import quiet
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.workloads.tables import FeatureTable, scores
 from gnnswap.errors import one_line

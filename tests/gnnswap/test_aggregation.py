@@ -154,20 +154,6 @@ def test_edges_that_are_none_and_what_does_not_belong_to_the_graph_are_refused_i
         call()
 
 
-def test_a_graph_prepared_in_inference_mode_serves_training():
-    with torch.inference_mode():
-        inside = random_graph()
-        cache = GraphCache()
-        prepared = cache.get(inside, 40)
-        assert cache.get(inside, 40) is prepared
-        mean(torch.randn(40, 3), prepared), prepared.looped.heads(2).transposed
-    x = torch.randn(40, 3, requires_grad=True)
-    mean(x, prepared).sum().backward()
-    weight = torch.rand(200, requires_grad=True)
-    weighted_sum(x, prepared, weight).sum().backward()
-    assert weight.grad is not None
-
-
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
 HALVES = pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])

@@ -6,8 +6,8 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 from zoo_cases import CLOSE, EDGE, IN, assert_same, results
 
+from gnnswap import swap
 from gnnswap.layer import LINEAR, NONE
-from gnnswap.replace import swap
 
 OUT, NODES, EDGES = 5, 13, 60
 
@@ -68,10 +68,7 @@ def test_a_linear_layer_over_rows_of_both_ends_is_computed_on_nodes(name, aggr, 
     layer = swap(reference).model
     for _ in range(2):
         assert_same(results(layer, *inputs(pair=pair)), results(reference, *inputs(pair=pair)))
-    if (name, aggr) != (
-        "features of edges",
-        "max",
-    ):  # of equal edges rounding makes one the largest, so trials may differ
+    if (name, aggr) != ("features of edges", "max"):  # rounding decides which of two equal edges is the largest
         assert layer._fast.mechanism == LINEAR, layer._fast.why
 
 

@@ -1,0 +1,182 @@
+"""What a record of a layer sees: every change that its form does not read anew, and none of what is of no account."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch_geometric import nn as pyg
+from zoo_cases import CLOSE, edges_of
+
+from gnnswap import guards, swap
+from gnnswap.direct import FORMS
+from gnnswap.guards import Record, is_stock, plain_call
+from gnnswap.layer import RETRIALS
+
+MAKE = {
+    "GCN": lambda: pyg.GCNConv(6, 4),
+    "GAT": lambda: pyg.GATConv(6, 4, edge_dim=3),
+    "SAGE": lambda: pyg.SAGEConv(6, 4),
+    "GIN": lambda: pyg.GINConv(pyg.MLP([6, 5, 4], norm=None)),
+    "Edge": lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))),
+    "PNA": lambda: pyg.PNAConv(6, 4, ["mean", "max"], ["identity", "amplification"], torch.tensor([1, 2, 3])),
+    "GEN": lambda: pyg.GENConv(6, 4, norm="layer"),
+}
+
+
+def opened(layer):
+    return FORMS[type(layer)].opened(layer)
+
+
+def recorded(kind):
+    layer = MAKE[kind]()
+    record = Record(layer, opened(layer), type(layer), type(layer))
+    assert not record.reason and record.holds(torch.float32)
+    return layer, record
+
+
+def hook(module):
+    module.register_forward_hook(lambda *_: None)
+
+
+SEEN = {
+    "a number": ("GAT", lambda m: setattr(m, "negative_slope", 0.9)),
+    "a number of another type": ("GAT", lambda m: setattr(m, "concat", 2)),
+    "a text": ("GAT", lambda m: setattr(m, "fill_value", "max")),
+    "a tensor in place of a text": ("GAT", lambda m: setattr(m, "fill_value", torch.zeros(3))),
+    "a number inside": ("GEN", lambda m: setattr(m.aggr_module, "t", 3.0)),
+    "a list that is written to": ("PNA", lambda m: m.aggr_module.scaler.__setitem__(1, "attenuation")),
+    "a module": ("SAGE", lambda m: setattr(m, "aggr_module", pyg.MaxAggregation())),
+    "a module in a list": ("Edge", lambda m: m.nn.__setitem__(1, nn.Tanh())),
+    "one more module": ("Edge", lambda m: m.nn.append(nn.ReLU())),
+    "a module less": ("GIN", lambda m: m.nn.lins.pop(1)),
+    "a class": ("GCN", lambda m: setattr(m.lin, "__class__", type("Other", (pyg.Linear,), {}))),
+    "a method of the instance": ("GCN", lambda m: setattr(m, "message", lambda x_j: x_j)),
+    "a forward inside": ("SAGE", lambda m: setattr(m.aggr_module, "forward", lambda *_: None)),
+    "a hook inside": ("Edge", lambda m: hook(m.nn[0])),
+    "a hook of messages": ("GCN", lambda m: m.register_message_forward_hook(lambda *_: None)),
+    "a parametrization": ("Edge", lambda m: nn.utils.parametrizations.weight_norm(m.nn[0])),
+    "explanations": ("GCN", lambda m: setattr(m, "explain", True)),
+}
+HARMLESS = {
+    "a parameter less": ("GCN", lambda m: setattr(m, "bias", None)),
+    "other weights": ("GCN", lambda m: m.lin.weight.data.mul_(2)),
+    "other parameters": ("GCN", lambda m: setattr(m, "bias", nn.Parameter(torch.ones(4)))),
+    "a mode": ("GAT", lambda m: m.train(not m.training)),
+    "modes of modules inside": ("Edge", lambda m: m.nn.eval()),
+    "gradients": ("SAGE", lambda m: m.requires_grad_(False)),
+    "buffers": ("PNA", lambda m: m.aggr_module.avg_deg_log.fill_(9.0)),
+}
+OF_NO_ACCOUNT = {
+    "a counter": ("GCN", lambda m: setattr(m, "calls", 1)),
+    "a list of the user's": ("SAGE", lambda m: setattr(m, "log", [3])),
+    "a tensor of the user's": ("GIN", lambda m: setattr(m, "seen", torch.ones(3))),
+    "a counter inside": ("Edge", lambda m: setattr(m.nn[0], "calls", 1)),
+}
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_what_changes_the_result_is_seen(what):
+    kind, change = SEEN[what]
+    layer, record = recorded(kind)
+    change(layer)
+    assert not record.holds(torch.float32) and not record.same_facts(opened(layer))
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_a_form_reads_in_each_call_is_none_of_its_business(what):
+    kind, change = HARMLESS[what]
+    layer, record = recorded(kind)
+    change(layer)
+    assert record.holds(torch.float32)
+
+
+@pytest.mark.parametrize("what", OF_NO_ACCOUNT)
+def test_attributes_that_no_code_of_pyg_names_are_the_same_facts(what):
+    kind, change = OF_NO_ACCOUNT[what]
+    layer, record = recorded(kind)
+    change(layer)
+    assert not record.holds(torch.float32) and record.same_facts(opened(layer)) and record.holds(torch.float32)
+
+
+def test_a_record_holds_for_a_copy_that_looks_the_same_and_for_its_type_of_numbers_alone(monkeypatch):
+    layer, record = recorded("GIN")
+    assert not record.holds(torch.float64)
+    layer.double()
+    assert record.holds(torch.float64) and not record.holds(torch.float32)
+    other = copy.deepcopy(layer)
+    of_copy = record.of_copy(other)
+    assert of_copy.same_facts(opened(other)) and of_copy.holds(torch.float64) and record.layer is layer
+    other.nn.lins[0] = nn.Identity()
+    assert not of_copy.holds(torch.float64) and record.holds(torch.float64)
+    monkeypatch.setattr(pyg.GINConv, "message", lambda self, x_j: 2 * x_j)
+    assert not record.holds(torch.float64)
+
+
+def test_a_layer_that_has_hooks_tensors_or_methods_of_its_own_from_the_start_is_not_recorded():
+    for change, why in (
+        (lambda m: m.register_propagate_forward_hook(lambda *_: None), "hooks of GATConv"),
+        (lambda m: setattr(m, "fill_value", torch.zeros(3)), "its attribute fill_value is a tensor"),
+        (lambda m: setattr(m, "message", lambda x_j: x_j), "its method message is replaced"),
+    ):
+        layer = MAKE["GAT"]()
+        change(layer)
+        assert Record(layer, opened(layer), pyg.GATConv, pyg.GATConv).reason == why
+
+
+def test_a_subclass_is_stock_as_long_as_it_overrides_nothing(monkeypatch):
+    base = pyg.GCNConv
+    own = {"__init__": lambda self: None, "helper": lambda self: 3, "__doc__": "mine"}
+    assert is_stock(base, base) and is_stock(type("Named", (base,), own), base)
+    for name in ("forward", "message", "update", "propagate", "flow", "__getattr__", "__call__"):
+        assert not is_stock(type("Other", (base,), {name: lambda self, *_: None}), base), name
+    assert not is_stock(type("Other", (base,), {"lin": property(lambda self: None)}), base)
+    monkeypatch.setattr(base, "message", lambda self, x_j: x_j)
+    assert not is_stock(base, base)
+
+
+def test_a_layer_that_changes_is_compared_again_and_given_up_when_it_keeps_changing():
+    layer, x, edge_index = pyg.GATConv(6, 4).double(), torch.randn(13, 6).double(), edges_of("many edges")
+    fast, trials = swap(layer, measure=False).model, []
+    for step in range(RETRIALS + 2):
+        layer.negative_slope = fast.negative_slope = 0.2 + 0.1 * step
+        torch.testing.assert_close(fast(x, edge_index), layer(x, edge_index), **CLOSE)
+        trials.append((fast._fast.trials, bool(fast._fast.direct)))
+    assert trials == [(step, step <= RETRIALS) for step in range(RETRIALS + 2)]
+
+
+def test_calls_within_modes_of_torch_are_no_plain_calls():
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    found, x = [], torch.ones(3)
+
+    def note(x):
+        found.append(plain_call())
+        return 2 * x
+
+    for transform in (torch.func.vmap(note), torch.func.grad(lambda x: note(x).sum()), make_fx(note)):
+        transform(x)
+    torch.jit.trace(note, (x,), check_trace=False)
+    nothing = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    for mode in (torch.autocast("cpu"), forward_ad.dual_level(), nothing, Functions()):
+        with mode:
+            note(x)
+    remove = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    note(x)
+    remove.remove()
+    assert found == [False] * 9
+    with torch.no_grad(), nothing, torch.device("cpu"), torch.profiler.profile():  # no gradient: nothing is saved
+        assert plain_call()
+
+
+def test_forms_compute_in_plain_tensors_of_a_graph_alone():
+    assert guards.computable(torch.ones(3)) and guards.is_edge_index(torch.zeros(2, 5, dtype=torch.int32))
+    for x in (torch.ones(3).half(), torch.ones(3).long(), torch.ones(3, 3).to_sparse(), torch.ones(3, device="meta")):
+        assert not guards.computable(x)
+    for edges in (torch.zeros(2, 5), torch.zeros(3, 5).long(), torch.zeros(5).long(), None, torch.eye(3).to_sparse()):
+        assert not guards.is_edge_index(edges)
