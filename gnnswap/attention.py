@@ -12,7 +12,9 @@ of them goes through the cache in pieces. Only derivatives of derivatives do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,6 +148,36 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
     return head_sum(values, neighbours, weight if keep is None else weight * keep)
 
 
+def end_scores(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of each node as a source and as a target, (N, H) each: vectors[end, h] . values[i, h].
+
+    `values` (N, H or 1, C), `vectors` (2, H, C). Each head by itself: in one product with the vectors of all, 0 * NaN
+    of one head would reach the others.
+    """
+    if values.shape[1] == 1:
+        source, target = F.linear(values.squeeze(1), vectors.flatten(0, 1)).chunk(2, dim=1)
+    else:
+        both = torch.bmm(vectors.transpose(0, 1), values.permute(1, 2, 0))  # (H, 2, N)
+        source, target = both.permute(1, 2, 0).contiguous().unbind(0)
+    return source, target
+
+
+def dense_pairs(values: Tensor, vectors: Tensor, graph: Neighbours, slope: float) -> Tensor:
+    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `pair_scores` of `end_scores`."""
+    return _DensePairs.run(values, vectors, graph, slope)
+
+
+def dense_products(values: Tensor, query: Tensor, key: Tensor, graph: Neighbours, scale: float) -> Tensor:
+    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `head_products` times `scale`."""
+    return _DenseProducts.run(values, query, key, graph, scale)
+
+
+def dense_additive(source: Tensor, target: Tensor, vector: Tensor, graph: Neighbours, slope: float) -> Tensor:
+    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `additive_scores`, with the sources
+    as values."""
+    return _DenseAdditive.run(source, target, vector, graph, slope)
+
+
 class _PairScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx, source: Tensor, target: Tensor, neighbours: Neighbours, slope: float) -> Tensor:
@@ -208,7 +240,7 @@ class _AdditiveScores(Kernel):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
-        small = scores.numel() == 0 or max(map(abs, torch.stack(scores.aminmax()).tolist())) <= SAFE_SCORE
+        small = scores.numel() == 0 or _largest(scores) <= SAFE_SCORE
         if small and scores.dtype is not torch.float16:  # which ends at 65,504
             weights = scores.exp()
         else:
@@ -294,3 +326,143 @@ def _block(vector: Tensor) -> Tensor:
     Heads in its rows: BLAS takes a fifth of the time that the same product takes with heads in columns.
     """
     return torch.block_diag(*vector.unsqueeze(1))
+
+
+# ---- over all pairs of nodes of a small graph -----------------------------------------------------------------------
+
+
+class _Dense(Kernel):
+    """Attention of a small graph over all pairs of nodes, (N, H, C): a few products of small matrices in place of many
+    short steps. Pairs without an edge get the score -inf; an edge that comes k times adds log k to its score.
+
+    The inputs are values (N, H or 1, C), more tensors that scores are made from, a graph and a number. A subclass has
+    `scores`, with the mask added, and `scores_back`, the gradients of all tensors. The weight of a pair without an edge
+    is 0, and 0 * NaN is NaN: where a result or a gradient is not finite, it comes from `plain`, the sparse way, in
+    which NaN and infinity stay with the nodes that have them.
+    """
+
+    @classmethod
+    def run(cls, *inputs: Any) -> Tensor:
+        *tensors, graph, number = inputs
+        if recorded(*tensors) or transformed(*tensors):
+            return super().run(*inputs)
+        out, *_ = cls.attended(tensors, graph, number)
+        return cls.plain(*inputs) if out is None else out
+
+    @classmethod
+    def attended(cls, tensors: Sequence[Tensor], graph: Neighbours, number: float) -> tuple[Tensor | None, ...]:
+        """(the result, None where it is not finite; the weights (H, N, N) of (target, source); what `scores` kept)."""
+        values = tensors[0]
+        scores, *kept = cls.scores(graph.cast("log_counts", values.dtype), number, *tensors)
+        alpha = scores.softmax(2)
+        if graph.once(_some_isolated):
+            alpha.masked_fill_(graph.isolated, 0)
+        out = torch.bmm(_columns(values, alpha.shape[0]), alpha.transpose(1, 2))  # (H, C, N)
+        return out.permute(2, 0, 1).contiguous() if all_finite(out) else None, alpha, *kept
+
+    @classmethod
+    def forward(cls, ctx, *inputs):
+        *tensors, graph, number = inputs
+        out, *kept = cls.attended(tensors, graph, number)
+        ctx.save_for_backward(*tensors, *([] if out is None else kept))
+        ctx.settings = graph, number
+        return cls.plain(*inputs) if out is None else out
+
+    @classmethod
+    def back(cls, ctx, grad):
+        count, (_, number) = len(ctx.needs_input_grad) - len(ctx.settings), ctx.settings
+        tensors, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if not kept:
+            return cls.plain_back(ctx, grad)
+        alpha, *kept = kept
+        columns = grad.contiguous().permute(1, 2, 0)  # (H, C, N)
+        to_alpha = torch.bmm(columns.transpose(1, 2), _columns(tensors[0], alpha.shape[0]))
+        to_scores = torch._softmax_backward_data(to_alpha, alpha, 2, alpha.dtype)
+        found = cls.scores_back(to_scores, torch.bmm(columns, alpha), *kept, number, *tensors)
+        # what is not finite for a pair is so in the gradients of all that its score was made from
+        finite = math.isfinite(sum(one.sum() for one in found[1:]))
+        return (*found, None, None) if finite else cls.plain_back(ctx, grad)
+
+
+class _DensePairs(_Dense):
+    """Scores LeakyReLU(source[j] + target[i]), which are products of values with vectors (2, H, C)."""
+
+    @staticmethod
+    def plain(values, vectors, graph, slope):
+        return attend(pair_scores(*end_scores(values, vectors), graph, slope), values, graph)
+
+    @staticmethod
+    def scores(mask, slope, values, vectors):
+        source, target = torch.bmm(vectors.transpose(0, 1), _columns(values, vectors.shape[1])).unbind(1)  # (H, N)
+        sums = target.unsqueeze(2) + source.unsqueeze(1)
+        return F.leaky_relu(sums, slope).add_(mask), sums
+
+    @staticmethod
+    def scores_back(to_scores, to_values, sums, slope, values, vectors):
+        to_sums = torch.ops.aten.leaky_relu_backward(to_scores, sums, slope, False)
+        to_ends = torch.stack([to_sums.sum(1), to_sums.sum(2)], dim=1)  # (H, 2, N)
+        to_values.baddbmm_(vectors.permute(1, 2, 0), to_ends)
+        to_vectors = torch.bmm(to_ends, _columns(values, vectors.shape[1]).transpose(1, 2))
+        return _rows(to_values, values), to_vectors.transpose(0, 1)
+
+
+class _DenseProducts(_Dense):
+    """Scores scale * query[i] . key[j], of query and key (N, H, D)."""
+
+    @staticmethod
+    def plain(values, query, key, graph, scale):
+        return attend(head_products(query, key, graph) * scale, values, graph)
+
+    @staticmethod
+    def scores(mask, scale, values, query, key):
+        return (torch.baddbmm(mask, query.transpose(0, 1), key.permute(1, 2, 0), alpha=scale),)
+
+    @staticmethod
+    def scores_back(to_scores, to_values, scale, values, query, key):
+        to_scores.mul_(scale)
+        to_query = torch.bmm(key.permute(1, 2, 0), to_scores.transpose(1, 2))
+        to_key = torch.bmm(query.permute(1, 2, 0), to_scores)
+        return _rows(to_values, values), _rows(to_query, query), _rows(to_key, key)
+
+
+class _DenseAdditive(_Dense):
+    """Scores vector[h] . LeakyReLU(source[j, h] + target[i, h]), where values are the sources; vector (H, C)."""
+
+    @staticmethod
+    def plain(source, target, vector, graph, slope):
+        return attend(additive_scores(source, target, vector, graph, slope), source, graph)
+
+    @staticmethod
+    def scores(mask, slope, source, target, vector):
+        sums = (target.flatten(1).unsqueeze(1) + source.flatten(1)).flatten(0, 1)  # (N N, H C)
+        block, activated = _block(vector), F.leaky_relu(sums, slope)
+        return torch.mm(block, activated.t()).view(-1, *mask.shape).add_(mask), sums, block, activated
+
+    @staticmethod
+    def scores_back(to_scores, to_values, sums, block, activated, slope, source, target, vector):
+        to_scores = to_scores.flatten(1)
+        to_block = torch.mm(to_scores, activated).view(-1, *vector.shape)
+        to_sums = torch.ops.aten.leaky_relu_backward(torch.mm(to_scores.t(), block), sums, slope, False)
+        to_sums = to_sums.view(-1, *source.shape)
+        to_source, to_vector = _rows(to_values, source) + to_sums.sum(0), to_block.diagonal(dim1=0, dim2=1).t()
+        return to_source, to_sums.sum(1), to_vector
+
+
+def _columns(values: Tensor, heads: int) -> Tensor:
+    """(N, H or 1, C) -> (H, C, N), a view: with the nodes in columns products of few channels take a third of the
+    time."""
+    return values.permute(1, 2, 0).expand(heads, -1, -1)
+
+
+def _rows(columns: Tensor, values: Tensor) -> Tensor:
+    """(H, C, N) -> (N, H, C), a view; the sum of all heads where these share the values."""
+    return (columns if values.shape[1] > 1 else columns.sum(0, keepdim=True)).permute(2, 0, 1)
+
+
+def _some_isolated(graph: Neighbours) -> bool:
+    return bool(graph.isolated.any())
+
+
+def _largest(scores: Tensor) -> float:
+    """The largest magnitude; NaN where one is NaN."""
+    return max(map(abs, torch.stack(scores.aminmax()).tolist()))

@@ -30,7 +30,7 @@ from gnnswap.aggregation import weighted_sum_sorted
 from gnnswap.guards import hooked
 from gnnswap.neighbours import Neighbours
 from gnnswap.sparse import SparseInput, sparse_linear
-from gnnswap.sums import Largest, NeighbourSum, all_finite, fixed_sum, gcn_sum, is_dense
+from gnnswap.sums import Largest, NeighbourSum, fixed_sum, gcn_sum, is_dense
 
 LINEAR = (nn.Linear, pyg.Linear)
 AGGREGATIONS = {
@@ -49,6 +49,7 @@ KNOWN = {*LINEAR, *AGGREGATIONS, aggr.MultiAggregation, aggr.DegreeScalerAggrega
 # many, 1.2 at 22, behind at 1
 WIDE_INPUT = 4
 MOST_RELATION_ROWS = 4  # (node, relation) an edge, beyond which most of what RGCN's relations send is zeros
+DENSE_NUMBERS = 1 << 18  # N x N x H x C up to which GATv2 goes over all pairs of nodes
 _IDENTITY = nn.Identity()
 Options = tuple  # of numbers, texts, None and tuples of these: compared by value, written as text
 
@@ -164,8 +165,9 @@ def _sparse(layer: nn.Module, x: Tensor) -> SparseInput | None:
 
 def _linear(layer: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
     """What a linear layer inside makes of x, without the zeros of x."""
-    out = sparse_linear(x, module.weight, _sparse_inputs(layer))
-    return out if module.bias is None else out + module.bias
+    if _sparse(layer, x) is None:
+        return F.linear(x, module.weight, module.bias)
+    return _plus(sparse_linear(x, module.weight, _sparse_inputs(layer)), module.bias)
 
 
 # ---- sums of rows ---------------------------------------------------------------------------------------------------
@@ -317,6 +319,11 @@ class Edges:
     as_given: bool = False
     keep: Tensor | None = None
 
+    @property
+    def dense(self) -> bool:
+        """Is attention over all pairs of nodes faster?"""
+        return self.features is None and self.keep is None and is_dense(self.graph)
+
     def attend(self, attend: Callable, options: Options, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
         """(N, rows, C): what a form makes of its neighbours, by its `attend`, from tensors that it made of x and its
         weights. Within a trace, `compile_ops.Traced` stands in its place."""
@@ -439,13 +446,11 @@ def _gat(layer: pyg.GATConv, x: Tensor, edges: Any) -> Tensor:
     vectors = torch.cat([layer.att_src, layer.att_dst])  # (2, H, C)
     of_edges = [_folded(layer.att_edge, weight) for weight in _edge_weight(layer, edges)]
     if x.shape[1] <= width and _sparse(layer, x) is None:  # rows of x are shorter than those of a head
-        both = F.linear(x, _folded(vectors, weight))
-        out = _projected(layer, edges.attend(_gat_attend, options, [x.unsqueeze(1), both, *of_edges], heads))
+        vectors = _folded(vectors, weight).view(2, heads, -1)
+        out = _projected(layer, edges.attend(_gat_attend, options, [x.unsqueeze(1), vectors, *of_edges], heads))
     else:
-        values = sparse_linear(x, weight, _sparse_inputs(layer))
-        block = torch.diag_embed(vectors.transpose(1, 2), dim1=1, dim2=3).permute(1, 2, 0, 3)  # (H, C, 2, H)
-        both = values @ block.reshape(values.shape[1], -1)
-        out = edges.attend(_gat_attend, options, [values.view(-1, heads, width), both, *of_edges], heads)
+        values = sparse_linear(x, weight, _sparse_inputs(layer)).view(-1, heads, width)
+        out = edges.attend(_gat_attend, options, [values, vectors, *of_edges], heads)
     return _finished(layer, x, out)
 
 
@@ -455,11 +460,13 @@ def _edge_weight(layer: nn.Module, edges: Any) -> list[Tensor]:
 
 
 def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """Sums of softmax(LeakyReLU(source[j] + target[i] + vector . e)) * values[j]; tensors: values (N, H or 1, C), the
-    scores of both ends (N, 2 H), vectors (H, D) for the features of edges."""
-    (values, both, *of_edges), graph = tensors, edges.graph
-    *_, heads, _, slope = options
-    source, target = both.split(heads, dim=1)
+    """Sums of softmax(LeakyReLU(source[j] + target[i] + vector . e)) * values[j]; tensors: values (N, H or 1, C),
+    vectors of source and target (2, H, C), vectors (H, D) for the features of edges."""
+    (values, vectors, *of_edges), graph = tensors, edges.graph
+    *_, slope = options
+    if edges.dense:
+        return attention.dense_pairs(values, vectors, graph, slope)
+    source, target = attention.end_scores(values, vectors)
     if edges.features is None:
         scores = attention.pair_scores(source, target, graph, slope)
     else:
@@ -495,6 +502,8 @@ def _gatv2_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> 
     """Sums of softmax(vector . LeakyReLU(source[j] + target[i] + W e)) * source[j]."""
     source, target, vector, *weight = tensors
     *_, slope = options
+    if edges.dense and source.shape[0] * source.numel() <= DENSE_NUMBERS:
+        return attention.dense_additive(source, target, vector, edges.graph, slope)
     edge = None if edges.features is None else F.linear(edges.features, weight[0]).view(-1, *vector.shape)
     scores = attention.additive_scores(source, target, vector, edges.graph, slope, edge)
     return attention.attend(scores, source, edges.graph, edges.keep)
@@ -525,12 +534,10 @@ def _transformer_attend(options: Options, tensors: Sequence[Tensor], edges: Edge
     (value, query, key, *weight), graph = tensors, edges.graph
     *_, heads, width, _ = options
     scale = width**-0.5
+    if edges.dense:
+        return attention.dense_products(value, query, key, graph, scale)
     if edges.features is None:
-        out = None if edges.keep is not None else _attended_densely(value, query * scale, key, graph)
-        if out is None:
-            scores = attention.head_products(query, key, graph) * scale
-            out = attention.attend(scores, value, graph, edges.keep)
-        return out
+        return attention.attend(attention.head_products(query, key, graph) * scale, value, graph, edges.keep)
     scores = attention.head_products(query, key, graph)
     features, by_head = edges.features.unsqueeze(1), weight[0].view(heads, width, -1)
     of_edges = graph.of_edges
@@ -540,28 +547,6 @@ def _transformer_attend(options: Options, tensors: Sequence[Tensor], edges: Edge
     alpha = alpha if edges.keep is None else alpha * edges.keep
     summed = attention.head_sum(features, of_edges, alpha)
     return attention.head_sum(value, graph, alpha) + torch.einsum("nhd,hcd->nhc", summed, by_head)
-
-
-def _attended_densely(value: Tensor, query: Tensor, key: Tensor, graph: Neighbours) -> Tensor | None:
-    """Attention of a small graph over all pairs of nodes, masked, which takes a few calls and less time: tensors (N, H,
-    C) -> (N, H, C); an edge that comes k times adds log k to its score.
-
-    1.3 to 1.8 times as fast for 4 to 8 heads on 58 nodes and 776 edges, and on 60 and 376; GAT and GATv2, whose scores
-    are no product over all pairs, gain nothing there. None where the graph is no small one, where gradients are
-    recorded, and where the result is not finite: NaN of one node must not reach those that it sends nothing to.
-    """
-    if torch.is_grad_enabled() or not is_dense(graph):
-        return None
-    scores = query.transpose(0, 1) @ key.permute(1, 2, 0)  # (H, N, N) of (target, source)
-    alpha = (scores + graph.cast("log_counts", scores.dtype)).softmax(dim=-1)
-    if graph.once(_some_isolated):
-        alpha = alpha.masked_fill(graph.isolated, 0)
-    out = (alpha @ value.transpose(0, 1)).transpose(0, 1)
-    return out if all_finite(out) else None
-
-
-def _some_isolated(graph: Neighbours) -> bool:
-    return bool(graph.isolated.any())
 
 
 def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:

@@ -221,7 +221,7 @@ class _Softened(Kernel):
         (y, edge, t, out, log_sum, spread), (graph, relu, semi, as_given) = ctx.saved_tensors, ctx.settings
         grad, passes = grad.contiguous(), (loops.softened_back, loops.softened_back_to_edges)
         given = *_held_back(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
-        to_t = (grad * spread).sum().view_as(t) if spread is not None else None
+        to_t = None if spread is None else (grad * spread)[graph.degree > 0].sum().view_as(t)
         return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
 
 

@@ -190,7 +190,13 @@ def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
+def _kept(x: Tensor) -> Tensor:
+    """x, or a copy that is kept for gradients: PyG keeps rows of edges, so that a caller may write to x meanwhile."""
+    return x.clone() if torch.is_grad_enabled() else x
+
+
 def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
+    x = _kept(x)
     width = x.shape[1]
     weight, bias = torch.cat([layer.lin_f.weight, layer.lin_s.weight]), None
     if layer.lin_f.bias is not None:
@@ -215,6 +221,7 @@ def _modulate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tens
 
 
 def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
+    x = _kept(x)
     towers, width = layer.towers, layer.F_in
     weight = torch.stack([one[0].weight for one in layer.pre_nns])  # (T, F, 2 F or 3 F)
     bias = torch.stack([one[0].bias for one in layer.pre_nns])
@@ -278,6 +285,7 @@ def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
 
     Within a trace it is PyG's code: rows of edges have no operator.
     """
+    x = _kept(x)
     if not isinstance(given, Edges):
         return pyg.EdgeConv.forward(layer, x, given.edge_index)
     first, relu = first_of(layer.nn), _relu_behind(layer.nn)

@@ -164,8 +164,11 @@ def _on_nodes(
     if not rows:
         raise NotLinear("its message reads no rows of nodes")
     out = _message(layer, graph, edge_index, both, arguments, rows)
-    if not any(one.linears for one in rows.values()):
+    trace = next(iter(rows.values())).trace
+    if not trace.linears:
         raise NotLinear("its message begins with no linear layer")
+    if trace.kept(rows.values()):
+        raise NotLinear("it keeps its rows")
     if type(out) is not Tensor or out.dim() != 2 or out.shape[0] != graph.num_edges or out.dtype not in COMPUTED_IN:
         raise NotLinear("its message has another type or shape")
     return _aggregated(out, graph.of_given_edges, AGGREGATIONS[type(layer.aggr_module)])

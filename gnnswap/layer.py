@@ -71,6 +71,7 @@ class State:
         self.nonlinear: dict[bool, str] = {}
         self.direct: dict[int | None, bool] | None = None
         self.record: guards.Record | None = None
+        self.refused: guards.Record | None = None  # what the layer looks like where no form can be recorded
         self.waits = any(map(is_lazy, layer.parameters()))  # for the first call, which gives its weights their shape
         self.look(layer)
 
@@ -93,8 +94,6 @@ class State:
 
     def holds(self, layer: MessagePassing, form: direct.Form, dtype: torch.dtype) -> bool:
         """Is the layer as it was when its form was compared? Where it changed, the form is looked at again."""
-        if self.record is None and self.direct is not None:  # it was pickled
-            self.look(layer)
         if self.direct is None:
             return False
         if self.record is None:  # it was unpickled
@@ -104,8 +103,11 @@ class State:
             return True
         if any(p is not None and p.dtype is not dtype for p in layer.parameters()) or direct.why_not(layer):
             return False
+        if self.refused is not None and self.refused.layer is layer and self.refused.holds(dtype):
+            return False
         now = self.record.of_copy(layer).again(form.opened(layer))
         if now.reason:
+            self.refused = now
             return False
         if not self.record.same_facts(now):
             self.trials += 1
@@ -140,7 +142,13 @@ class State:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "caches": Caches(), "record": None, "direct": None if self.direct is None else {}}
+        return {
+            **self.__dict__,
+            "caches": Caches(),
+            "record": None,
+            "refused": None,
+            "direct": None if self.direct is None else {},
+        }
 
 
 def make_fast(layer: MessagePassing, caches: Caches) -> None:

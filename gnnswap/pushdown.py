@@ -10,7 +10,8 @@ and one on features; anything else that touches it gets the rows themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -26,13 +27,26 @@ Block = tuple[Tensor | None, Tensor | None, Tensor | None]
 OPERATORS = "mul", "rmul", "truediv", "rtruediv", "radd", "rsub", "matmul", "pow", "neg", "getitem", "len", "gt", "lt"
 
 
-class EndRows:
-    """Rows of edges (E, F), as given: blocks of columns. `linears`: one entry for each linear layer that was computed
-    on nodes, in a list that all rows of a call share."""
+class Trace:
+    """What all rows of a call share: how many linear layers were computed on nodes, and which rows were made."""
 
-    def __init__(self, graph: Neighbours, linears: list, *blocks: Block) -> None:
-        self.graph, self.linears, self.blocks = graph, linears, blocks
+    def __init__(self) -> None:
+        self.linears = 0
+        self.made: list[weakref.ref] = []
+
+    def kept(self, rows: Iterable[EndRows]) -> bool:
+        """Is any of the rows that were made still in use, beside these?"""
+        own = [*map(id, rows)]
+        return any(one() is not None and id(one()) not in own for one in self.made)
+
+
+class EndRows:
+    """Rows of edges (E, F), as given: blocks of columns."""
+
+    def __init__(self, graph: Neighbours, trace: Trace, *blocks: Block) -> None:
+        self.graph, self.trace, self.blocks = graph, trace, blocks
         self._rows: Tensor | None = None
+        trace.made.append(weakref.ref(self))
 
     def rows(self) -> Tensor:
         """The rows themselves, (E, F)."""
@@ -48,7 +62,7 @@ class EndRows:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """What a linear layer makes of the rows, (E, out); `weight` (out, F)."""
-        self.linears.append(weight.shape)
+        self.trace.linears += 1
         sums: Block = (None, None, None)
         for block, part in zip(self.blocks, weight.split(list(map(_width, self.blocks)), dim=1), strict=True):
             products = [None if one is None else F.linear(one, part) for one in block]
@@ -66,7 +80,7 @@ class EndRows:
         if not alike or _width(self.blocks[0]) != _width(other.blocks[0]):
             return None
         signed = [None if one is None else sign * one for one in other.blocks[0]]
-        return EndRows(self.graph, self.linears, tuple(map(_plus, self.blocks[0], signed)))
+        return EndRows(self.graph, self.trace, tuple(map(_plus, self.blocks[0], signed)))
 
     def __add__(self, other: Any) -> Any:
         joined = self._joined(other, 1)
@@ -87,7 +101,7 @@ class EndRows:
         if function is torch.cat and _last(*args[1:], **named) and all(one.dim() == 2 for one in args[0]):
             first = next(one for one in args[0] if isinstance(one, EndRows))
             blocks = (one.blocks if isinstance(one, EndRows) else [(None, None, one)] for one in args[0])
-            return cls(first.graph, first.linears, *chain.from_iterable(blocks))
+            return cls(first.graph, first.trace, *chain.from_iterable(blocks))
         return function(*_rows(args), **{name: _rows(value) for name, value in named.items()})
 
     def dim(self) -> int:
@@ -124,10 +138,12 @@ def _rows(value: Any) -> Any:
 def of_arguments(graph: Neighbours, names: Sequence[str], arguments: dict[str, Any]) -> dict[str, EndRows]:
     """`EndRows` for each of the arguments `names` of a message, "x_i" or "x_j", that are rows of nodes (N, F)."""
     ends: dict[str, EndRows] = {}
-    linears: list = []
+    trace = Trace()
     for name in names:
         given, at_target = arguments.get(name[:-2]), name.endswith("_i")
         x = given[at_target] if isinstance(given, (tuple, list)) else given
         if name.endswith(("_i", "_j")) and isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
-            ends[name] = EndRows(graph, linears, (x, None, None) if at_target else (None, x, None))
+            # a copy is kept for gradients: PyG keeps rows of edges, so that a caller may write to x meanwhile
+            x = x.clone() if torch.is_grad_enabled() else x
+            ends[name] = EndRows(graph, trace, (x, None, None) if at_target else (None, x, None))
     return ends

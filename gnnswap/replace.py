@@ -126,8 +126,10 @@ class SwapReport:
     @property
     def kept(self) -> tuple[tuple[str, str, str], ...]:
         """(path, class, why) of the layers that stay as they were."""
-        compared = [(path, layer) for path, layer in self.model.named_modules() if _mechanism(layer) == NONE]
-        return self._refused + tuple((path, _class(layer), _why(layer)) for path, layer in compared)
+        modules = dict(self.model.named_modules())
+        compared = [(path, _class(m), _why(m)) for path, m in modules.items() if _mechanism(m) == NONE]
+        places = {path: at for at, path in enumerate(modules)}
+        return tuple(sorted([*self._refused, *compared], key=lambda one: places[one[0]]))
 
     def revert(self) -> nn.Module:
         """`model`, in which every layer has its original class again."""

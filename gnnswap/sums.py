@@ -28,7 +28,7 @@ DENSE_PAIRS_PER_EDGE = 16
 def is_dense(graph: Neighbours) -> bool:
     """Is the graph so small and dense that attention over all pairs of nodes is faster than over its edges?"""
     n = graph.num_nodes
-    return n <= DENSE_NODES and graph.num_sources == n and n * n <= DENSE_PAIRS_PER_EDGE * graph.num_edges
+    return 0 < n <= DENSE_NODES and graph.num_sources == n and n * n <= DENSE_PAIRS_PER_EDGE * graph.num_edges
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -3,9 +3,10 @@
 import ast
 import json
 import re
+import subprocess
 import sys
 import tomllib
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "gnnlab"
+PACKAGE, SWAP = ROOT / "gnnlab", ROOT / "gnnswap"
+SWAP_NEEDS = ("torch", "torch-geometric", "numpy", "scipy", "numba")
 SHARED = {"workloads", "profiling"}
 ALLOWED = {
     "workloads": {"workloads"},
@@ -63,6 +65,53 @@ def test_a_room_imports_only_what_the_house_allows(room):
                 assert name.split(".")[1] in ALLOWED[room] | TOP, f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_gnnswap_imports_what_a_stranger_has_and_nothing_of_gnnlab():
+    allowed = {"gnnswap", "__future__", *(name.replace("-", "_") for name in SWAP_NEEDS)} | sys.stdlib_module_names
+    found = {(path.name, name) for path in SWAP.rglob("*.py") for name in imports(path)}
+    assert not [pair for pair in found if pair[1].split(".")[0] not in allowed]
+
+
+SWAPS = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # importing one of these raises
+import torch
+from torch_geometric.nn import GCNConv
+from gnnswap import swap
+x, edge_index = torch.eye(4), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+model = GCNConv(4, 2)
+report = swap(model, (x, edge_index), measure=False)
+assert report.replaced, report
+torch.testing.assert_close(report.model(x, edge_index), model(x, edge_index))
+"""
+
+
+def test_gnnswap_runs_where_only_its_own_requirements_are_installed():
+    there = with_requirements(SWAP_NEEDS)
+    missing = [name for name, owners in packages_distributions().items() if not {*map(normal, owners)} & there]
+    missing = [name for name in missing if not name.startswith("_") and name not in ("gnnswap", "google")]
+    assert {"pydantic", "pandas", "sklearn", "yaml", "rich", "openvino"} <= {*missing}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SWAPS, "gnnlab", *missing], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def with_requirements(names):
+    """These distributions and all that they ask for, extras apart."""
+    found, todo = set(), list(names)
+    while todo:
+        name = normal(todo.pop())
+        try:
+            asked = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        if name not in found:
+            found.add(name)
+            wanted = map(Requirement, asked)
+            todo += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
 def requirements(*without):
     """Every requirement of the project, those of its extras too, but for the extras `without`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -73,8 +122,9 @@ def requirements(*without):
 def test_every_imported_package_is_declared():
     declared = {normal(Requirement(text).name) for text in requirements("test")}
     owners = packages_distributions()
-    for path in PACKAGE.rglob("*.py"):
-        for name in {n.split(".")[0] for n in imports(path)} - {"gnnlab", "__future__"} - sys.stdlib_module_names:
+    ours = {"gnnlab", "gnnswap", "__future__"} | sys.stdlib_module_names
+    for path in (*PACKAGE.rglob("*.py"), *SWAP.rglob("*.py")):
+        for name in {n.split(".")[0] for n in imports(path)} - ours:
             assert {*map(normal, owners.get(name, [name]))} & declared, (
                 f"{path.relative_to(ROOT)} imports {name}, which pyproject.toml lacks"
             )
@@ -151,7 +201,7 @@ def test_every_installed_package_has_the_version_that_constraints_pin():
 
 def test_no_pickle_is_ever_loaded_and_only_one_place_makes_an_openvino_core():
     cores = []
-    for path in PACKAGE.rglob("*.py"):
+    for path in (*PACKAGE.rglob("*.py"), *SWAP.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"pickle\.loads?\(|allow_pickle=True|weights_only=False", text), path
         cores += [path.name] * bool(re.search(r"\bCore\(\)", text))

@@ -317,17 +317,6 @@ def test_edges_of_pygs_own_class_and_attention_weights_come_from_pygs_code():
             assert_same(*(one(x, edge_index, *more, **given)[1] for one in (model, reference)))
 
 
-def test_an_explained_layer_masks_its_edges():
-    reference, x = pyg.GCNConv(IN, 3).double(), torch.randn(13, IN, dtype=torch.double)
-    model = swapped(reference)
-    for name, value in (("explain", True), ("explain", False), ("decomposed_layers", 3), ("decomposed_layers", 1)):
-        model(x, MANY)
-        for one in (reference, model):
-            setattr(one, name, value)
-            one._edge_mask, one._loop_mask = torch.linspace(-1, 1, 60).double(), MANY[0] != MANY[1]
-        torch.testing.assert_close(model(x, MANY), reference(x, MANY), **CLOSE)
-
-
 # ---- torch.compile --------------------------------------------------------------------------------------------------
 
 

@@ -128,6 +128,8 @@ def test_all_else_is_refused_and_says_what_it_was(what):
     probe = ProbeRow.ones((E, W), (E, 1), torch.float64)
     with pytest.raises(NotLinear) as refusal:
         weight_of(probe, REFUSED[what](probe))
+    with pytest.raises(NotLinear):  # at once: the message does not go on
+        hidden(probe)
     assert str(refusal.value) and "\n" not in str(refusal.value)
 
 

@@ -175,18 +175,6 @@ def test_where_float32_disagrees_float64_and_the_rounding_of_the_model_itself_de
     assert replace._beyond_rounding(nn.Identity(), Coarse(), (x,), 1e-5) > 1e-5
 
 
-def test_the_zeros_of_bags_of_words_are_left_out_from_the_second_call_on():
-    generator = torch.Generator().manual_seed(0)
-    x = (torch.rand(400, 128, generator=generator) < 0.03).float()
-    edge_index = torch.randint(400, (2, 1500), generator=generator)
-    for kind in (GCNConv, SAGEConv, lambda i, o: pyg.GINConv(nn.Sequential(nn.Linear(i, o), nn.ReLU()))):
-        model = kind(128, 8)
-        fast = swap(model, (x, edge_index), measure=False).model
-        for _ in range(3):
-            assert_same(*(results(one, [], (x, edge_index)) for one in (fast, model)), rtol=1e-4, atol=1e-4)
-        assert fast._fast.caches.inputs.get(x) is not None
-
-
 # ---- the clock ------------------------------------------------------------------------------------------------------
 
 
