@@ -250,6 +250,8 @@ class Record:
 
     def holds_in_trace(self, layer: nn.Module) -> bool:
         """The same, asked of every attribute by name: so torch.compile compiles anew where one has changed."""
+        if self.layer is not layer:
+            return False
         for module, kind, (before, _) in self._before:
             if type(module) is not kind:
                 return False

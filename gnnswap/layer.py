@@ -117,11 +117,12 @@ class State:
             self.direct, self.why[DIRECT] = None, "the layer keeps changing"
         return self.direct is not None and now.holds(dtype)
 
-    def take(self, other: State, caches: Caches) -> None:
+    def take(self, layer: MessagePassing, other: State) -> None:
         """What was found out of a copy of this layer."""
-        found = copy.deepcopy(other)
-        found.caches = caches
-        self.__dict__.update(found.__dict__)
+        own = self.record
+        self.__dict__.update({**copy.deepcopy(other).__dict__, "caches": self.caches, "refused": None})
+        if own is not None and self.record is not None and own.same_facts(self.record.of_copy(layer)):
+            self.record = own
 
     @property
     def mechanism(self) -> str | None:

@@ -233,7 +233,7 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
             make_original(fast)
             report._refused += ((path, _class(fast), why),)
         else:
-            fast._fast.take(layer._fast, report._caches)
+            fast._fast.take(fast, layer._fast)
     if not report.replaced:
         return
     twin = _copy(report.model, buffers=True).eval()  # the state of the first one has moved
