@@ -126,12 +126,13 @@ def _scattered(values: Tensor, neighbours: Neighbours) -> Tensor:
 
 def bag(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
     """One fused call without autograd, weights in the order of `neighbours.col`."""
-    if x.shape[1] == 0 or x.shape[0] == 0:
+    if x.numel() == 0:
         return x.new_zeros(neighbours.num_nodes, x.shape[1])
-    # torch.embedding_bag is F.embedding_bag below its checks, which cost as much as a small graph: mode 0 is the sum.
-    # Where x wants a gradient it prepares for that, even if nothing is recorded, and takes twice as long
+    if x.requires_grad:  # embedding_bag prepares for a gradient, even if nothing is recorded, and takes twice as long
+        x = x.detach()
+    # torch.embedding_bag is F.embedding_bag below its checks, which cost as much as a small graph: mode 0 is the sum
     return torch.embedding_bag(
-        x.detach().contiguous(), neighbours.col, neighbours.rowptr, False, 0, False, weight, include_last_offset=True
+        x.contiguous(), neighbours.col, neighbours.rowptr, False, 0, False, weight, include_last_offset=True
     )[0]
 
 

@@ -27,7 +27,7 @@ from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from gnnswap import attention
 from gnnswap.aggregation import weighted_sum_sorted
-from gnnswap.guards import hooked
+from gnnswap.guards import COMPUTED_IN, hooked
 from gnnswap.neighbours import Neighbours
 from gnnswap.sparse import SparseInput, sparse_linear
 from gnnswap.sums import Largest, NeighbourSum, fixed_sum, gcn_sum, is_dense
@@ -319,10 +319,11 @@ class Edges:
     as_given: bool = False
     keep: Tensor | None = None
 
-    @property
-    def dense(self) -> bool:
-        """Is attention over all pairs of nodes faster?"""
-        return self.features is None and self.keep is None and is_dense(self.graph)
+    def dense(self, values: Tensor) -> bool:
+        """Is attention over all pairs of nodes faster, and as precise?"""
+        if self.features is not None or self.keep is not None or values.dtype not in COMPUTED_IN:
+            return False
+        return is_dense(self.graph)
 
     def attend(self, attend: Callable, options: Options, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
         """(N, rows, C): what a form makes of its neighbours, by its `attend`, from tensors that it made of x and its
@@ -464,7 +465,7 @@ def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Te
     vectors of source and target (2, H, C), vectors (H, D) for the features of edges."""
     (values, vectors, *of_edges), graph = tensors, edges.graph
     *_, slope = options
-    if edges.dense:
+    if edges.dense(values):
         return attention.dense_pairs(values, vectors, graph, slope)
     source, target = attention.end_scores(values, vectors)
     if edges.features is None:
@@ -502,7 +503,7 @@ def _gatv2_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> 
     """Sums of softmax(vector . LeakyReLU(source[j] + target[i] + W e)) * source[j]."""
     source, target, vector, *weight = tensors
     *_, slope = options
-    if edges.dense and source.shape[0] * source.numel() <= DENSE_NUMBERS:
+    if edges.dense(source) and source.shape[0] * source.numel() <= DENSE_NUMBERS:
         return attention.dense_additive(source, target, vector, edges.graph, slope)
     edge = None if edges.features is None else F.linear(edges.features, weight[0]).view(-1, *vector.shape)
     scores = attention.additive_scores(source, target, vector, edges.graph, slope, edge)
@@ -534,7 +535,7 @@ def _transformer_attend(options: Options, tensors: Sequence[Tensor], edges: Edge
     (value, query, key, *weight), graph = tensors, edges.graph
     *_, heads, width, _ = options
     scale = width**-0.5
-    if edges.dense:
+    if edges.dense(value):
         return attention.dense_products(value, query, key, graph, scale)
     if edges.features is None:
         return attention.attend(attention.head_products(query, key, graph) * scale, value, graph, edges.keep)

@@ -108,52 +108,57 @@ def moments(
     edge: Tensor | None = None,
     relu: bool = False,
     as_given: bool = False,
+    shift: Tensor | None = None,
 ) -> list[Tensor]:
     """Of the messages of each node, in the order of `wanted`: "sum", "squares" (their sum), "min", "max", each (N, F).
 
     The message is y[j] + edge, with `relu` (where there is an `edge`) its positive part; `y` (num_sources, F), `edge`
     (E, F) in the order of `graph.col`, or `as_given`, in that of the edges given. 0 for nodes without edges. Ties of
     "min" and "max" share the gradient as in `scatter_reduce`: where the extreme is 0, torch counts the 0 that PyG lets
-    it start from as one more.
+    it start from as one more. `shift` (N, F): what the caller adds to each extreme, as targets add to their messages;
+    that sum is then what may be 0.
     """
     _check(graph, y, edge=edge)
-    return list(_Moments.run(y, edge, graph, tuple(wanted), relu, as_given))
+    shift = None if shift is None else shift.detach()
+    return list(_Moments.run(y, edge, graph, tuple(wanted), relu, as_given, shift))
 
 
 class _Moments(Kernel):
     @staticmethod
-    def plain(y, edge, graph, wanted, relu, as_given):
+    def plain(y, edge, graph, wanted, relu, as_given, shift):
         message, target = _messages(y, edge, graph, relu, as_given)
+        shifted = message if shift is None else message + shift.index_select(0, target)
+        start = 0 if shift is None else shift.masked_fill(graph.isolated, 0)
         ways = {
             "sum": lambda: _scattered(message, target, graph),
             "squares": lambda: _scattered(message * message, target, graph),
-            "min": lambda: _extreme(message, target, graph, "amin"),
-            "max": lambda: _extreme(message, target, graph, "amax"),
+            "min": lambda: _extreme(shifted, target, graph, "amin") - start,
+            "max": lambda: _extreme(shifted, target, graph, "amax") - start,
         }
         return tuple(ways[name]() for name in wanted)
 
     @staticmethod
-    def forward(ctx, y, edge, graph, wanted, relu, as_given):
+    def forward(ctx, y, edge, graph, wanted, relu, as_given, shift):
         out = {name: y.new_empty(graph.num_nodes, y.shape[1]) for name in wanted}
         ctx.save_for_backward(y, edge, out.get("min"), out.get("max"))
-        ctx.settings = graph, wanted, relu, as_given
+        ctx.settings = graph, wanted, relu, as_given, shift
         made = map(out.get, ("sum", "squares", "min", "max"))
         loops.moments(graph.num_edges, *_held_back(y, edge, relu), *made, *_by_target(graph, as_given))
         return tuple(out.values())
 
     @staticmethod
     def back(ctx, *grads):
-        (y, edge, least, largest), (graph, wanted, relu, as_given) = ctx.saved_tensors, ctx.settings
+        (y, edge, least, largest), (graph, wanted, relu, as_given, shift) = ctx.saved_tensors, ctx.settings
         messages = _held_back(y, edge, relu)
         grad = {name: one.contiguous() for name, one in zip(wanted, grads, strict=True)}
         for name, extreme in (("min", least), ("max", largest)):
             if extreme is not None:
                 count = torch.empty_like(extreme)
                 loops.ties(graph.num_edges, *messages, extreme, count, *_by_target(graph, as_given))
-                grad[name] = grad[name] / count.add_(extreme == 0)
+                grad[name] = grad[name] / count.add_((extreme if shift is None else extreme + shift) == 0)
         given = *messages, grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
         passes = loops.moments_back, loops.moments_back_to_edges
-        return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), *[None] * 4
+        return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), *[None] * 5
 
 
 def _held_back(y: Tensor, edge: Tensor | None, relu: bool) -> tuple[Tensor, Tensor | None, int | None]:

@@ -82,11 +82,18 @@ def _degree(given: Any, x: Tensor) -> Tensor:
 
 
 def _aggregated(
-    kinds: Sequence[str], y: Tensor, graph: Neighbours, edge: Tensor | None, relu: bool, as_given: bool = False
+    kinds: Sequence[str],
+    y: Tensor,
+    graph: Neighbours,
+    edge: Tensor | None,
+    relu: bool,
+    as_given: bool = False,
+    shift: Tensor | None = None,
 ) -> list[Tensor]:
-    """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F)."""
+    """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F);
+    `shift` as in `fused.moments`."""
     wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS[kind])
-    made = dict(zip(wanted, fused.moments(y, graph, wanted, edge, relu, as_given), strict=True))
+    made = dict(zip(wanted, fused.moments(y, graph, wanted, edge, relu, as_given, shift), strict=True))
     if "mean" in kinds or "squares" in made:
         count = graph.once(_counts, y.dtype)
         made["mean"] = made["sum"] / count
@@ -125,15 +132,17 @@ def _aggregate_options(layer: nn.Module) -> Options:
 
 
 def _aggregate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """Tensors: y (N, T, F); of a softmax its t (1,); of edges a weight (T F, D) and a bias."""
+    """Tensors: y (N, T, F); of PNA what targets add (N, T, F); of a softmax its t (1,); of edges a weight (T F, D) and a
+    bias."""
     kinds, relu, half = options
     y, *of_edge = tensors
+    shift = None if relu else of_edge.pop(0).flatten(1)
     rows, graph = y.flatten(1), edges.graph
     if kinds == ("softmax",):
         t, *of_edge = of_edge
         out = [fused.softened(rows, graph, t, _rows_of(edges, of_edge), relu, half, edges.as_given)]
     else:
-        out = _aggregated(kinds, rows, graph, _rows_of(edges, of_edge), relu, edges.as_given)
+        out = _aggregated(kinds, rows, graph, _rows_of(edges, of_edge), relu, edges.as_given, shift)
     return torch.cat(out, dim=1).view(y.shape[0], -1, y.shape[2])
 
 
@@ -233,14 +242,15 @@ def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
         both = F.linear(x, torch.cat([of_target, of_source]).flatten(0, 1))
         target, source = both.view(x.shape[0], 2, towers, width).unbind(1)
         x = x.unsqueeze(1).expand(-1, towers, -1)
-    tensors = [source]
+    of_edges = []
     if given.features is not None:  # two linear layers in a row are one
-        tensors.append((of_edge @ layer.edge_encoder.weight).flatten(0, 1))
+        of_edges.append((of_edge @ layer.edge_encoder.weight).flatten(0, 1))
         bias = bias + of_edge @ layer.edge_encoder.bias
-    options = kinds, *_ = _aggregate_options(layer)
-    out = given.attend(_aggregate, options, tensors, len(kinds) * towers).view(x.shape[0], len(kinds), towers, width)
     degree = _degree(given, x).unsqueeze(2)
     target = (target + bias).masked_fill(degree == 0, 0.0)  # of what a target adds to all of its messages
+    tensors = [source, target.detach(), *of_edges]
+    options = kinds, *_ = _aggregate_options(layer)
+    out = given.attend(_aggregate, options, tensors, len(kinds) * towers).view(x.shape[0], len(kinds), towers, width)
     times = {"sum": degree, "var": 0, "std": 0}  # 0 * NaN is NaN, as of PyG
     parts = [one + times.get(kind, 1) * target for kind, one in zip(kinds, out.unbind(1), strict=True)]
     out, scales = torch.cat(parts, dim=2), _scales(layer.aggr_module, degree)

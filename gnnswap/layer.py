@@ -404,7 +404,7 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
                 return kind.propagate(self, edge_index, size=size, **given)
             if not state.argument:
                 return kind.propagate(self, edge_index, size=size, **given)
-        random_state = torch.get_rng_state()
+        random_state, undo = torch.get_rng_state(), _undo(self)
         try:
             return generic.summed(self, state.caches.graphs, state.argument, edge_index, size, given)
         except NotLinear as problem:
@@ -413,9 +413,33 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
         except Exception:  # of the layer's own code: it says so itself
             pass
         torch.set_rng_state(random_state)
+        undo()
         return kind.propagate(self, edge_index, size=size, **given)
 
     return propagate
+
+
+def _undo(layer: MessagePassing) -> Callable[[], None]:
+    """A function that takes back what a message left in the layer's own attributes: a counter, an entry in a list."""
+    attributes = layer.__dict__
+    own = {name: (value, copy.copy(value) if type(value) in (list, dict, set) else None)
+           for name, value in attributes.items() if name not in _OF_PYG}  # fmt: skip
+
+    def undo() -> None:
+        for name in [name for name in attributes if name not in _OF_PYG and name not in own]:
+            del attributes[name]
+        for name, (value, before) in own.items():
+            attributes[name] = value
+            if type(value) is list:
+                value[:] = before
+            elif before is not None:
+                value.clear()
+                value.update(before)
+
+    return undo
+
+
+_OF_PYG = {*vars(MessagePassing()), "_fast"}  # attributes that every layer has
 
 
 def _compare_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Tensor, size: Any, given: dict) -> str:

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnswap.aggregation import bag, recorded, segment_sum, transformed, weighted_sum_sorted
+from gnnswap.aggregation import bag, segment_sum, transformed, weighted_sum_sorted
 from gnnswap.fused import moments
 from gnnswap.neighbours import Neighbours
 
@@ -59,7 +59,8 @@ class NeighbourSum:
     def __call__(self, x: Tensor) -> Tensor:
         if transformed(x):
             return weighted_sum_sorted(x, self.graph, self.weight)
-        return _Sum.apply(x, self) if recorded(x) else bag(x, self.graph, self.weight)
+        recording = x.requires_grad and torch.is_grad_enabled()
+        return _Sum.apply(x, self) if recording else bag(x, self.graph, self.weight)
 
 
 class _Sum(torch.autograd.Function):

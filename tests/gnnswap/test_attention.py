@@ -6,15 +6,17 @@ from refusals import refused
 from torch.nn import functional as F
 from torch_geometric.utils import softmax
 
-from gnnswap import aggregation
+from gnnswap import aggregation, attention
 from gnnswap.attention import additive_scores, attend, head_products, head_sum, pair_scores, segment_softmax
 from gnnswap.neighbours import Neighbours
 
 
 @st.composite
-def graphs(draw, most_nodes=7, most_edges=20):
-    """(neighbours, sources, targets in the order of their edges): isolated nodes, loops, repeated and no edges."""
-    nodes, sources = draw(st.integers(1, most_nodes)), draw(st.integers(1, most_nodes))
+def graphs(draw, most_nodes=7, most_edges=20, square=False):
+    """(neighbours, sources, targets in the order of their edges): isolated nodes, loops, repeated and no edges;
+    `square`: sources are targets, too."""
+    nodes = draw(st.integers(1, most_nodes))
+    sources = nodes if square else draw(st.integers(1, most_nodes))
     pairs = st.tuples(st.integers(0, sources - 1), st.integers(0, nodes - 1))
     edges = draw(st.lists(pairs, max_size=most_edges))
     edge_index = torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous()
@@ -181,3 +183,132 @@ def test_scores_of_another_number_of_edges_are_refused_in_one_line():
     ):
         with refused(message):
             segment_softmax(scores, graph)
+
+
+# ---- over all pairs of nodes ----------------------------------------------------------------------------------------
+
+
+def dense_inputs(name, nodes, heads, width, shared=False):
+    """Inputs of an attention over all pairs of nodes: values first."""
+    shapes = {
+        "pairs": [(nodes, 1 if shared else heads, width), (2, heads, width)],
+        "products": [(nodes, heads, width)] * 3,
+        "additive": [(nodes, heads, width), (nodes, heads, width), (heads, width)],
+    }
+    return doubles(*shapes[name])
+
+
+def over_pairs(name, graph):
+    """(the dense kernel, the sparse one, the same by gathered rows and PyG's softmax), as functions of the inputs."""
+    kernel, number = {
+        "pairs": (attention._DensePairs, 0.2),
+        "products": (attention._DenseProducts, 0.7),
+        "additive": (attention._DenseAdditive, 0.2),
+    }[name]
+    col, row = graph.col.long(), graph.row.long()
+
+    def gathered(values, *more):
+        if name == "pairs":
+            scores = F.leaky_relu((values * more[0][0]).sum(-1)[col] + (values * more[0][1]).sum(-1)[row], number)
+        elif name == "products":
+            scores = (more[0][row] * more[1][col]).sum(-1) * number
+        else:
+            scores = (F.leaky_relu(values[col] + more[0][row], number) * more[1]).sum(-1)
+        weight = softmax(scores, row, num_nodes=graph.num_nodes)
+        return summed(values[col] * weight.unsqueeze(-1), row, graph.num_nodes)
+
+    return (
+        lambda *given: kernel.run(*given, graph, number),
+        lambda *given: kernel.plain(*given, graph, number),
+        gathered,
+    )
+
+
+each_dense = pytest.mark.parametrize("name", ["pairs", "products", "additive"])
+# node 3 has no edges that end there and node 4 none at all; an edge comes three times; node 1 has a loop
+SMALL = torch.tensor([[0, 1, 1, 2, 2, 2, 3, 0], [1, 1, 0, 1, 1, 1, 2, 2]])
+
+
+@each_dense
+@settings(max_examples=30, deadline=None)
+@given(graphs(square=True), st.integers(1, 3), st.integers(1, 3), st.booleans())
+def test_attention_over_all_pairs_is_that_over_edges(name, graph, heads, width, shared):
+    prepared, *_ = graph
+    dense, sparse, gathered = over_pairs(name, prepared)
+    inputs = dense_inputs(name, prepared.num_nodes, heads, width, shared)
+    agree(dense, gathered, inputs)
+    agree(dense, sparse, inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(dense(*inputs), gathered(*inputs))
+
+
+@each_dense
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention_over_all_pairs_has_first_and_second_derivatives(name, shared):
+    dense, _, _ = over_pairs(name, Neighbours.prepare(SMALL, 5))
+    torch.manual_seed(0)
+    inputs = dense_inputs(name, 5, 2, 2, shared)
+    assert torch.autograd.gradcheck(dense, inputs, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(dense, inputs)
+
+
+@each_dense
+def test_attention_over_all_pairs_makes_only_gradients_that_are_wanted(name):
+    dense, _, gathered = over_pairs(name, Neighbours.prepare(SMALL, 5))
+    inputs = dense_inputs(name, 5, 2, 3)
+    for wanted in range(len(inputs)):
+        given = [one if at == wanted else one.detach() for at, one in enumerate(inputs)]
+        ours, theirs = (torch.autograd.grad(way(*given).sin().sum(), [inputs[wanted]]) for way in (dense, gathered))
+        torch.testing.assert_close(ours, theirs)
+
+
+@each_dense
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_over_all_pairs_nan_and_infinity_stay_with_the_nodes_that_have_them(name, value):
+    dense, _, gathered = over_pairs(name, Neighbours.prepare(SMALL, 5))
+    for place in range(2 if name == "pairs" else 3):
+        for node in range(5):
+            torch.manual_seed(1)
+            inputs = dense_inputs(name, 5, 2, 3)
+            with torch.no_grad():
+                row = inputs[place].view(-1, 3) if inputs[place].shape[0] != 5 else inputs[place][node]
+                row[0, 1] = value  # of one node and head, or of the vector of a head
+            agree(dense, gathered, inputs, equal_nan=True)
+
+
+@each_dense
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_over_all_pairs_a_gradient_that_is_not_finite_reaches_who_sent_to_its_node(name, value):
+    dense, _, gathered = over_pairs(name, Neighbours.prepare(SMALL, 5))
+    torch.manual_seed(2)
+    inputs = dense_inputs(name, 5, 2, 3)
+    for node in range(5):
+        upstream = torch.ones(5, 2, 3, dtype=torch.float64)
+        upstream[node, 0, 1] = value
+        ours, theirs = (torch.autograd.grad(way(*inputs), inputs, upstream) for way in (dense, gathered))
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@each_dense
+@pytest.mark.parametrize("scale", [30.0, 1e3, 1e30, 1e300])
+def test_attention_over_all_pairs_holds_at_any_size_of_scores(name, scale):
+    dense, _, gathered = over_pairs(name, Neighbours.prepare(SMALL, 5))
+    torch.manual_seed(3)
+    values, *more = dense_inputs(name, 5, 2, 3)
+    with torch.no_grad():
+        more[-1].mul_(scale)
+        torch.testing.assert_close(dense(values, *more), gathered(values, *more), equal_nan=True)
+    if scale < 1e30:  # beyond, a rounding of a share of 1 is more than any gradient
+        agree(dense, gathered, [values, *more])
+
+
+def test_scores_of_both_ends_are_those_of_each_head():
+    values, vectors = doubles((3, 2, 4), (2, 2, 4))
+    for rows in (values, values[:, :1]):
+        source, target = attention.end_scores(rows, vectors)
+        torch.testing.assert_close(source, (rows * vectors[0]).sum(-1))
+        torch.testing.assert_close(target, (rows * vectors[1]).sum(-1))
+    with torch.no_grad():
+        values[:, 0] = torch.nan
+    assert all(one[:, 1].isfinite().all() for one in attention.end_scores(values, vectors))

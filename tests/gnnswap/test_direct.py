@@ -10,7 +10,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import aggr
 from zoo_cases import CASES, CLOSE, DEGREES, EDGE, GRAPHS, IN, OUT, arguments, assert_same, edges_of, network, results
 
-from gnnswap import compile_ops, direct
+from gnnswap import attention, compile_ops, direct
 from gnnswap.direct import FORMS
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours
@@ -210,10 +210,87 @@ def test_nan_and_infinity_stay_where_they_are_in_small_graphs_and_large(name, va
             )
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_attention_of_a_small_graph_is_the_same_with_gradients_and_without(heads):
-    layer = made(lambda: pyg.TransformerConv(IN, 4, heads=heads))
-    x, edge_index = torch.randn(30, IN).double(), torch.randint(25, (2, 160))
+SMALL_ATTENTION = {
+    "GAT": lambda: pyg.GATConv(IN, 4, heads=4),
+    "GAT of one head": lambda: pyg.GATConv(IN, 4),
+    "GAT of wide heads": lambda: pyg.GATConv(IN, IN + 3, heads=2, add_self_loops=False),
+    "GATv2": lambda: pyg.GATv2Conv(IN, 4, heads=2, add_self_loops=False),
+    "GATv2, weights shared": lambda: pyg.GATv2Conv(IN, 4, heads=2, share_weights=True),
+    "Transformer": lambda: pyg.TransformerConv(IN, 4, heads=4),
+    "Transformer of one head": lambda: pyg.TransformerConv(IN, 4),
+}
+small_attention = pytest.mark.parametrize("name", SMALL_ATTENTION)
+
+
+def small_call(name, monkeypatch):
+    """(layer, its form, x, edges): nodes from 25 on have none; edges come twice. The form must go over all pairs."""
+    layer, went = made(SMALL_ATTENTION[name]), []
+    torch.manual_seed(5)
+    x, edge_index = torch.randn(30, IN, dtype=torch.double), torch.randint(25, (2, 160))
+    edge_index[:, 100:110] = edge_index[:, :10]
+    over_pairs = attention._Dense.attended.__func__
+    counted = lambda *given: went.append(1) or over_pairs(*given)  # noqa: E731
+    monkeypatch.setattr(attention._Dense, "attended", classmethod(counted))
+    form_on(layer)(x, edge_index)
+    assert went
+    return layer, form_on(layer), x, edge_index
+
+
+@small_attention
+def test_attention_of_a_small_graph_over_all_pairs_is_that_of_the_layer(name, monkeypatch):
+    layer, form, x, edge_index = small_call(name, monkeypatch)
     with torch.no_grad():
-        torch.testing.assert_close(form_on(layer)(x, edge_index), layer(x, edge_index), **CLOSE)
-    torch.testing.assert_close(form_on(layer)(x, edge_index), layer(x, edge_index), **CLOSE)
+        torch.testing.assert_close(form(x, edge_index), layer(x, edge_index), **CLOSE)
+    x.requires_grad_()
+    wanted = [x, *layer.parameters()]
+
+    def derivatives(call):
+        out = call(x, edge_index)
+        first = torch.autograd.grad((out.sin() * out).sum(), wanted, create_graph=True, allow_unused=True)
+        again = sum(one.square().sum() for one in first if one is not None)
+        return out, *first, *torch.autograd.grad(again, wanted, allow_unused=True)
+
+    for ours, theirs in zip(derivatives(form), derivatives(layer), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@small_attention
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_in_training_on_a_small_graph_nan_and_infinity_reach_the_nodes_that_they_reach_in_pyg(name, value, monkeypatch):
+    layer, form, x, edge_index = small_call(name, monkeypatch)
+    upstream = torch.ones_like(layer(x, edge_index))
+    for in_x, node in ((True, 0), (True, 29), (False, 0), (False, 29)):
+        given, grad = x.clone(), upstream.clone()
+        (given if in_x else grad)[node, 1] = value
+        given.requires_grad_()
+        results = []
+        for call in (form, layer):
+            out = call(given, edge_index)
+            results.append((out, *torch.autograd.grad(out, [given, *layer.parameters()], grad)))
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours.isfinite(), theirs.isfinite())
+            torch.testing.assert_close(ours.where(theirs.isfinite(), 0), theirs.where(theirs.isfinite(), 0), **CLOSE)
+
+
+@pytest.mark.parametrize("nodes", [13, 300], ids=["over all pairs", "over edges"])
+def test_a_head_of_gat_that_is_not_finite_leaves_the_others_as_they_are(nodes):
+    layer, x, edge_index = (
+        made(lambda: pyg.GATConv(IN, 4, heads=3)),
+        torch.randn(nodes, IN).double(),
+        torch.randint(13, (2, 60)),
+    )
+    with torch.no_grad():
+        layer.lin.weight[4:8] = torch.nan
+        expected = layer(x, edge_index)
+        torch.testing.assert_close(form_on(layer)(x, edge_index), expected, **CLOSE, equal_nan=True)
+    assert expected[:, :4].isfinite().all()
+
+
+def test_attention_with_features_of_edges_or_dropout_goes_over_edges(monkeypatch):
+    monkeypatch.setattr(attention._Dense, "attended", None)
+    x, edge_index = torch.randn(13, IN).double(), torch.randint(13, (2, 60))
+    for make in (lambda: pyg.GATConv(IN, 4, dropout=0.5), lambda: pyg.TransformerConv(IN, 4, dropout=0.5)):
+        form_on(made(make).train())(x, edge_index)
+    form_on(made(lambda: pyg.TransformerConv(IN, 4, edge_dim=EDGE)))(x, edge_index, torch.randn(60, EDGE).double())
