@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch.autograd.profiler import profile
+from typing import TYPE_CHECKING, Any
 
 from gnnswap.errors import SwapError
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_ROUNDS = 6  # below it there is no 95 % interval of a median
 
@@ -104,6 +104,9 @@ def peak_memory(fn: Callable[[], Any], device: torch.device) -> PeakMemory:
     Raises:
         SwapError: on a CPU, where a profiler of torch is running already: there can be one only.
     """
+    import torch  # takes a second, which who only times need not spend
+    from torch.autograd.profiler import profile
+
     if device.type == "cuda":
         gc.collect()  # garbage of earlier work must not die in the middle
         torch.cuda.synchronize(device)

@@ -132,8 +132,8 @@ def _aggregate_options(layer: nn.Module) -> Options:
 
 
 def _aggregate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """Tensors: y (N, T, F); of PNA what targets add (N, T, F); of a softmax its t (1,); of edges a weight (T F, D) and a
-    bias."""
+    """Tensors: y (N, T, F); of PNA what targets add, (N, T, F); of a softmax its t (1,); of edges a weight (T F, D) and
+    a bias."""
     kinds, relu, half = options
     y, *of_edge = tensors
     shift = None if relu else of_edge.pop(0).flatten(1)

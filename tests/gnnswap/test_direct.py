@@ -212,8 +212,8 @@ def test_nan_and_infinity_stay_where_they_are_in_small_graphs_and_large(name, va
 
 SMALL_ATTENTION = {
     "GAT": lambda: pyg.GATConv(IN, 4, heads=4),
-    "GAT of one head": lambda: pyg.GATConv(IN, 4),
-    "GAT of wide heads": lambda: pyg.GATConv(IN, IN + 3, heads=2, add_self_loops=False),
+    "GAT of one head": lambda: pyg.GATConv(IN, 4, add_self_loops=False),
+    "GAT of wide heads": lambda: pyg.GATConv(IN, IN + 3, heads=2),
     "GATv2": lambda: pyg.GATv2Conv(IN, 4, heads=2, add_self_loops=False),
     "GATv2, weights shared": lambda: pyg.GATv2Conv(IN, 4, heads=2, share_weights=True),
     "Transformer": lambda: pyg.TransformerConv(IN, 4, heads=4),

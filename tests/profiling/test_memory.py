@@ -22,6 +22,7 @@ from gnnlab.profiling.memory import (
 )
 from gnnlab.profiling.tensors import span_bytes
 from gnnswap.cost import peak_memory
+from gnnswap.errors import OneLineError
 
 CPU = torch.device("cpu")
 KB = 1024  # bytes of 256 floats
@@ -177,7 +178,7 @@ def test_the_peak_since_the_reset_is_the_largest_and_not_0_when_nothing_ran():
 
 
 def test_devices_that_are_not_there_and_a_second_profiler_are_refused():
-    with torch.profiler.profile(), pytest.raises(GnnlabError, match="torch's profiler is running"):
+    with torch.profiler.profile(), pytest.raises(OneLineError, match="torch's profiler is running"):
         profile_memory_usage(lambda: floats(1))
     with pytest.raises(GnnlabError, match="no device is called 'gpu'"):
         profile_memory_usage(lambda: None, device="gpu")
