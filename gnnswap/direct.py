@@ -49,7 +49,7 @@ KNOWN = {*LINEAR, *AGGREGATIONS, aggr.MultiAggregation, aggr.DegreeScalerAggrega
 # many, 1.2 at 22, behind at 1
 WIDE_INPUT = 4
 MOST_RELATION_ROWS = 4  # (node, relation) an edge, beyond which most of what RGCN's relations send is zeros
-DENSE_NUMBERS = 1 << 18  # N x N x H x C up to which GATv2 goes over all pairs of nodes
+DENSE_NUMBERS = 1 << 17  # N x N x H x C up to which GATv2 goes over all pairs of nodes
 _IDENTITY = nn.Identity()
 Options = tuple  # of numbers, texts, None and tuples of these: compared by value, written as text
 
@@ -445,10 +445,10 @@ def _gat(layer: pyg.GATConv, x: Tensor, edges: Any) -> Tensor:
     heads, width, weight = layer.heads, layer.out_channels, layer.lin.weight
     options, edges = _attention_options(layer), _with_dropout(layer, x, edges)
     vectors = torch.cat([layer.att_src, layer.att_dst])  # (2, H, C)
-    of_edges = [_folded(layer.att_edge, weight) for weight in _edge_weight(layer, edges)]
+    of_edges = [_folded(layer.att_edge, weight)[0] for weight in _edge_weight(layer, edges)]
     if x.shape[1] <= width and _sparse(layer, x) is None:  # rows of x are shorter than those of a head
-        vectors = _folded(vectors, weight).view(2, heads, -1)
-        out = _projected(layer, edges.attend(_gat_attend, options, [x.unsqueeze(1), vectors, *of_edges], heads))
+        tensors = [x.unsqueeze(1), _folded(vectors, weight), *of_edges]
+        out = _projected(layer, edges.attend(_gat_attend, options, tensors, heads))
     else:
         values = sparse_linear(x, weight, _sparse_inputs(layer)).view(-1, heads, width)
         out = edges.attend(_gat_attend, options, [values, vectors, *of_edges], heads)
@@ -477,16 +477,16 @@ def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Te
 
 
 def _folded(vectors: Tensor, weight: Tensor) -> Tensor:
-    """a . W of each head, (K H, in): `vectors` (K, H, C), `weight` (H C, in)."""
-    heads, width = vectors.shape[1:]
-    return (vectors.transpose(0, 1) @ weight.view(heads, width, -1)).transpose(0, 1).reshape(-1, weight.shape[1])
+    """a . W of each head, (K, H, in): `vectors` (K, H, C), `weight` (H C, in)."""
+    return torch.bmm(vectors.transpose(0, 1), weight.view(*vectors.shape[1:], -1)).transpose(0, 1)
 
 
 def _projected(layer: pyg.GATConv, pooled: Tensor) -> Tensor:
     """W of each head applied to rows of x that were summed before it; pooled (N, H, in) -> (N, H, C)."""
-    weight = layer.lin.weight.view(layer.heads, layer.out_channels, -1)
+    weight = layer.lin.weight
     if layer.heads == 1:
-        return F.linear(pooled.squeeze(1), weight[0]).unsqueeze(1)
+        return F.linear(pooled.squeeze(1), weight).unsqueeze(1)
+    weight = weight.view(layer.heads, layer.out_channels, -1)
     return torch.bmm(pooled.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
 

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.conv import MessagePassing, SimpleConv
 
 from gnnswap import compile_ops, direct, equivalence, generic, guards
 from gnnswap import fused_layers as _forms  # noqa: F401  more of `direct.FORMS`
@@ -439,7 +439,8 @@ def _undo(layer: MessagePassing) -> Callable[[], None]:
     return undo
 
 
-_OF_PYG = {*vars(MessagePassing()), "_fast"}  # attributes that every layer has
+# attributes that every layer has; not asked of a bare MessagePassing, whose class PyG would change
+_OF_PYG = {*vars(SimpleConv()), "_fast"}
 
 
 def _compare_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index: Tensor, size: Any, given: dict) -> str:

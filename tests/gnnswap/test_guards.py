@@ -1,6 +1,7 @@
 """What a record of a layer sees: every change that its form does not read anew, and none of what is of no account."""
 
 import copy
+import pkgutil
 
 import pytest
 import torch
@@ -186,3 +187,99 @@ def test_forms_compute_in_plain_tensors_of_a_graph_alone():
         assert not guards.computable(x)
     for edges in (torch.zeros(2, 5), torch.zeros(3, 5).long(), torch.zeros(5).long(), None, torch.eye(3).to_sparse()):
         assert not guards.is_edge_index(edges)
+
+
+# ---- what is outside of the layer ------------------------------------------------------------------------------------
+
+
+def doubled(function):
+    return lambda *given, **named: torch.utils._pytree.tree_map(lambda t: 2 * t, function(*given, **named))
+
+
+PATCHES = {
+    "softmax": (lambda: pyg.GATConv(6, 4), "torch_geometric.nn.conv.gat_conv.softmax"),
+    "scatter": (lambda: pyg.SAGEConv(6, 4), "torch_geometric.nn.aggr.base.scatter"),
+    "a linear layer's call": (lambda: pyg.SAGEConv(6, 4), "torch_geometric.nn.dense.linear.Linear.__call__"),
+    "an aggregation": (lambda: pyg.TAGConv(6, 4), "torch_geometric.nn.aggr.SumAggregation.forward"),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_functions_of_pyg_that_are_replaced_after_swap_run(name, monkeypatch):
+    make, place = PATCHES[name]
+    layer, (x, edge_index) = make().double(), (torch.randn(9, 6, dtype=torch.float64), torch.randint(9, (2, 30)))
+    report = swap(layer, (x, edge_index), measure=False)
+    assert report.replaced
+    module, _, function = place.rpartition(".")
+    owner = pkgutil.resolve_name(module.replace(".Linear", ":Linear").replace(".Sum", ":Sum"))
+    before = layer(x, edge_index)
+    monkeypatch.setattr(owner, function, doubled(getattr(owner, function)))
+    assert not torch.allclose(layer(x, edge_index), before)
+    torch.testing.assert_close(report.model(x, edge_index), layer(x, edge_index))
+    monkeypatch.undo()
+    torch.testing.assert_close(report.model(x, edge_index), before)
+
+
+class Around(pyg.MessagePassing):
+    """Its `propagate` is its own."""
+
+    scale = 1.0
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def propagate(self, edge_index, size=None, **named):
+        return super().propagate(edge_index, size=size, **named) * self.scale
+
+    def message(self, x_j):
+        return x_j
+
+
+class Reversed(torch.autograd.Function):
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * Reversed.factor
+
+
+class Through(pyg.MessagePassing):
+    """Its message goes through an autograd function, or turns gradients off."""
+
+    recorded = True
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        with torch.set_grad_enabled(Through.recorded):
+            return self.function(x_j)
+
+
+def test_a_propagate_of_ones_own_runs():
+    layer, (x, edge_index) = Around(), (torch.randn(9, 6), torch.randint(9, (2, 30)))
+    fast = swap(layer, (x, edge_index), measure=False).model
+    layer.scale = fast.scale = 3.0
+    torch.testing.assert_close(fast(x, edge_index), layer(x, edge_index))
+
+
+@pytest.mark.parametrize("function", [Reversed.apply, lambda x: 2 * x], ids=["an autograd function", "a product"])
+def test_gradients_that_a_message_changes_or_turns_off_later_are_those_of_the_message(function, monkeypatch):
+    layer, (x, edge_index) = Through(function), (torch.randn(9, 6), torch.randint(9, (2, 30)))
+    fast = swap(layer, (x, edge_index), measure=False).model
+    for change in ((Reversed, "factor", 0.1), (Through, "recorded", False)):
+        monkeypatch.setattr(*change)
+        found = []
+        for model in (layer, fast):
+            leaf = x.clone().requires_grad_()
+            out = model(leaf, edge_index)
+            found.append(torch.autograd.grad(out.sum(), leaf)[0] if out.requires_grad else None)
+        torch.testing.assert_close(*found)
