@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from gnnswap import fused, pushdown
 from gnnswap.aggregation import weighted_sum_sorted
 from gnnswap.attention import attend, head_products, head_sum, segment_softmax
 from gnnswap.cache import TensorCache
-from gnnswap.guards import COMPUTED_IN, PLAIN, SCALARS, hooked_anywhere, is_edge_index, written_by_pyg
+from gnnswap.guards import COMPUTED_IN, PLAIN, SCALARS, hooked_within, is_edge_index, written_by_pyg
 from gnnswap.inputs import tensors_in
 from gnnswap.neighbours import GraphCache, Moved, Neighbours
 from gnnswap.probe import NotLinear, NotThisCall, ProbeRow, weight_of
@@ -65,7 +66,7 @@ def supported(layer: MessagePassing, kind: type[MessagePassing], edge_index: Any
         and kind.aggregate is MessagePassing.aggregate
         and kind._collect is MessagePassing._collect
         and not (_REPLACEABLE & layer.__dict__.keys())
-        and not hooked_anywhere(layer)
+        and not hooked_within(layer, deep=not is_pyg_code(kind.message) or "message" in layer.__dict__)
     )
 
 
@@ -85,16 +86,27 @@ def comparable(arguments: dict[str, Any]) -> bool:
 
 def sources_of(layer: MessagePassing, arguments: dict[str, Any]) -> list[str]:
     """Arguments of this call that `message` wants at the source of each edge: x for `x_j`."""
-    names = layer.inspector.get_param_names("message")
+    names = names_of(layer, "message")
     whole = [WHOLE] if _whole(layer) else []
     sources = [name[:-2] for name in names if name.endswith("_j") and name[:-2] in arguments]
     return [*whole, *sources, ON_NODES] if sources else whole
 
 
+def names_of(layer: MessagePassing, *functions: str) -> list[str]:
+    """The arguments that these functions of a layer take, by its inspector, which looked when the layer was made."""
+    known = _NAMES.setdefault(layer.inspector, {})
+    if functions not in known:
+        known[functions] = layer.inspector.get_flat_param_names([*functions])
+    return known[functions]
+
+
+_NAMES: WeakKeyDictionary[Any, dict[tuple[str, ...], list[str]]] = WeakKeyDictionary()
+
+
 def sizes(layer: MessagePassing, size: Any, arguments: dict[str, Any]) -> tuple[int, int] | None:
     """(sources, targets) of this call as PyG finds them; None where they do not fit together."""
     known: list[int | None] = list(size) if size is not None else [None, None]
-    for name in layer.inspector.get_flat_param_names(["message", "update"]):
+    for name in names_of(layer, "message", "update"):
         if name[-2:] not in ("_j", "_i") or name[:-2] not in arguments:
             continue
         given = arguments[name[:-2]]
@@ -150,7 +162,7 @@ def summed(
 def _updated(layer: MessagePassing, out: Tensor, edge_index: Tensor, both: tuple[int, int], arguments: dict) -> Tensor:
     if type(layer).update is MessagePassing.update:
         return out
-    wanted = set(layer._user_args) & set(layer.inspector.get_flat_param_names(["update"]))
+    wanted = set(layer._user_args) & set(names_of(layer, "update"))
     wanted = layer._collect(wanted, edge_index, list(both), arguments)
     return layer.update(out, **layer.inspector.collect_param_data("update", wanted))
 
@@ -159,7 +171,7 @@ def _on_nodes(
     layer: MessagePassing, graph: Neighbours, edge_index: Tensor, both: tuple[int, int], arguments: dict
 ) -> Tensor:
     """What the layer aggregates, where its message begins with a linear layer over rows of both ends."""
-    names = layer.inspector.get_flat_param_names(["message"])
+    names = names_of(layer, "message")
     rows = pushdown.of_arguments(graph, names, arguments)
     if not rows:
         raise NotLinear("its message reads no rows of nodes")
@@ -179,7 +191,7 @@ def _message(
 ) -> Any:
     """What the layer's `message` gives, with `rows` for some of its arguments; PyG's own code gets edges by which its
     softmax knows the graph."""
-    names = layer.inspector.get_flat_param_names(["message"])
+    names = names_of(layer, "message")
     code = own_code(layer, "message")
     ends = edge_index if code is None else ends_of(graph).index
     given = layer._collect(set(names) - rows.keys(), ends, list(both), arguments) | rows

@@ -404,16 +404,18 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
                 return kind.propagate(self, edge_index, size=size, **given)
             if not state.argument:
                 return kind.propagate(self, edge_index, size=size, **given)
-        random_state, undo = torch.get_rng_state(), _undo(self)
+        own = not generic.is_pyg_code(kind.message) or "message" in self.__dict__
+        random_state, undo = torch.get_rng_state(), _undo(self) if own else None
         try:
             return generic.summed(self, state.caches.graphs, state.argument, edge_index, size, given)
         except NotLinear as problem:
-            if type(problem) is NotLinear and not generic.is_pyg_code(kind.message):
+            if type(problem) is NotLinear and own:
                 state.nonlinear[self.training] = str(problem)
         except Exception:  # of the layer's own code: it says so itself
             pass
         torch.set_rng_state(random_state)
-        undo()
+        if undo is not None:
+            undo()
         return kind.propagate(self, edge_index, size=size, **given)
 
     return propagate

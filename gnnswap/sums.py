@@ -21,7 +21,7 @@ from gnnswap.fused import moments
 from gnnswap.neighbours import Neighbours
 
 # attention over a graph of up to so many nodes, and of so many pairs of nodes an edge at most, is faster over all pairs
-DENSE_NODES = 64
+DENSE_NODES = 96
 DENSE_PAIRS_PER_EDGE = 16
 
 

@@ -13,6 +13,7 @@ from zoo_cases import CASES, CLOSE, DEGREES, EDGE, GRAPHS, IN, OUT, arguments, a
 from gnnswap import attention, compile_ops, direct
 from gnnswap.direct import FORMS
 from gnnswap.errors import SwapError
+from gnnswap.fused import softened
 from gnnswap.neighbours import Neighbours
 from gnnswap.sparse import ANY_SIZE, SparseInputs
 
@@ -294,3 +295,12 @@ def test_attention_with_features_of_edges_or_dropout_goes_over_edges(monkeypatch
     for make in (lambda: pyg.GATConv(IN, 4, dropout=0.5), lambda: pyg.TransformerConv(IN, 4, dropout=0.5)):
         form_on(made(make).train())(x, edge_index)
     form_on(made(lambda: pyg.TransformerConv(IN, 4, edge_dim=EDGE)))(x, edge_index, torch.randn(60, EDGE).double())
+
+
+def test_the_gradient_of_a_node_without_edges_is_not_in_that_of_the_temperature():
+    graph = Neighbours.prepare(torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]), 3)
+    y, t = torch.randn(3, 2).double(), torch.ones(1).double().requires_grad_()
+    upstream = torch.tensor([[1.0, 2.0], [3.0, 4.0], [torch.nan, torch.inf]]).double()
+    of_all = torch.autograd.grad(softened(y, graph, t), t, upstream)
+    of_those_with_edges = torch.autograd.grad(softened(y, graph, t), t, upstream.nan_to_num(0, 0))
+    torch.testing.assert_close(of_all, of_those_with_edges)
