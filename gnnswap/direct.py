@@ -153,21 +153,17 @@ def no_options(layer: nn.Module) -> Options:
     return ()
 
 
-def _sparse_inputs(layer: nn.Module) -> Any:
-    """The cache that knows which x are mostly zeros; none within a trace, where x has no numbers."""
-    return None if torch.compiler.is_compiling() else layer._fast.caches.inputs
-
-
 def _sparse(layer: nn.Module, x: Tensor) -> SparseInput | None:
-    inputs = _sparse_inputs(layer)
-    return None if inputs is None else inputs.get(x)
+    """The nonzeros of an x that is mostly zeros; None of any other, and within a trace, where x has no numbers."""
+    return None if torch.compiler.is_compiling() else layer._fast.caches.inputs.get(x)
 
 
 def _linear(layer: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
     """What a linear layer inside makes of x, without the zeros of x."""
-    if _sparse(layer, x) is None:
+    known = _sparse(layer, x)
+    if known is None:
         return F.linear(x, module.weight, module.bias)
-    return _plus(sparse_linear(x, module.weight, _sparse_inputs(layer)), module.bias)
+    return _plus(sparse_linear(x, module.weight, known), module.bias)
 
 
 # ---- sums of rows ---------------------------------------------------------------------------------------------------
@@ -201,8 +197,9 @@ def _aggregation(
 
 def _gcn(layer: pyg.GCNConv, x: Tensor, total: NeighbourSum) -> Tensor:
     weight = layer.lin.weight
-    if weight.shape[0] <= weight.shape[1] or _sparse(layer, x) is not None:
-        return _plus(total(sparse_linear(x, weight, _sparse_inputs(layer))), layer.bias)
+    known = _sparse(layer, x)
+    if weight.shape[0] <= weight.shape[1] or known is not None:
+        return _plus(total(sparse_linear(x, weight, known)), layer.bias)
     return F.linear(total(x), weight, layer.bias)  # rows of x are shorter than those of x W
 
 
@@ -235,15 +232,16 @@ def _neighbours_and_node(
     layer: nn.Module, x: Tensor, total: NeighbourSum, linear: nn.Module, root: Tensor | None
 ) -> Tensor:
     """A x W + x R + b, in the order with the shorter rows; weights (out, in)."""
-    weight, bias, inputs = linear.weight, linear.bias, _sparse_inputs(layer)
+    weight, bias, known = linear.weight, linear.bias, _sparse(layer, x)
     out, width = weight.shape
-    sparse = _sparse(layer, x) is not None
-    if root is not None and out < width and (sparse or WIDE_INPUT * out <= width):  # one product reads x once
-        both = sparse_linear(x, torch.cat([weight, root]), inputs)
+    if (
+        root is not None and out < width and (known is not None or WIDE_INPUT * out <= width)
+    ):  # one product reads x once
+        both = sparse_linear(x, torch.cat([weight, root]), known)
         return _plus(total(both[:, :out]).add_(both[:, out:]), bias)
-    if out < width or sparse:
-        summed = total(sparse_linear(x, weight, inputs))
-        return _plus(summed if root is None else summed.add_(sparse_linear(x, root, inputs)), bias)
+    if out < width or known is not None:
+        summed = total(sparse_linear(x, weight, known))
+        return _plus(summed if root is None else summed.add_(sparse_linear(x, root, known)), bias)
     summed = total(x)
     targets = None if root is None else total.targets
     if targets is not None:  # many nodes have no edges: they are left out of the product
@@ -258,9 +256,10 @@ def _gin(layer: pyg.GINConv, x: Tensor, total: NeighbourSum) -> Tensor:
     first = first_of(mlp)
     if type(first) not in LINEAR:
         return mlp(_with_own(total(x), x, layer.eps))
-    if first.weight.shape[0] >= first.weight.shape[1] and _sparse(layer, x) is None:
+    known = _sparse(layer, x)
+    if first.weight.shape[0] >= first.weight.shape[1] and known is None:
         return mlp(_with_own(total(x), x, layer.eps))
-    rows = sparse_linear(x, first.weight, _sparse_inputs(layer))
+    rows = sparse_linear(x, first.weight, known)
     return after_first(mlp, _plus(_with_own(total(rows), rows, layer.eps), first.bias))
 
 
@@ -446,11 +445,12 @@ def _gat(layer: pyg.GATConv, x: Tensor, edges: Any) -> Tensor:
     options, edges = _attention_options(layer), _with_dropout(layer, x, edges)
     vectors = torch.cat([layer.att_src, layer.att_dst])  # (2, H, C)
     of_edges = [_folded(layer.att_edge, weight)[0] for weight in _edge_weight(layer, edges)]
-    if x.shape[1] <= width and _sparse(layer, x) is None:  # rows of x are shorter than those of a head
+    known = _sparse(layer, x)
+    if x.shape[1] <= width and known is None:  # rows of x are shorter than those of a head
         tensors = [x.unsqueeze(1), _folded(vectors, weight), *of_edges]
         out = _projected(layer, edges.attend(_gat_attend, options, tensors, heads))
     else:
-        values = sparse_linear(x, weight, _sparse_inputs(layer)).view(-1, heads, width)
+        values = sparse_linear(x, weight, known).view(-1, heads, width)
         out = edges.attend(_gat_attend, options, [values, vectors, *of_edges], heads)
     return _finished(layer, x, out)
 

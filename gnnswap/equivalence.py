@@ -240,7 +240,7 @@ def _one(layer: nn.Module, own: Run, forms: Sequence[Run], given: dict[str, Any]
             return math.inf, str(error)
         except Exception as error:  # whatever the form or the layer's own code raises
             return math.inf, str(error) if isinstance(error, SwapError) else f"it fails: {one_line(error)}"
-        for name in expected.keys() | values.keys():
+        for name in sorted(expected.keys() | values.keys()):
             here = _off(name, expected.get(name), values.get(name), floor)
             worst = here if here > worst else worst
         if worst > ALLOWED:

@@ -467,6 +467,13 @@ def remembering_code(function: types.FunctionType) -> types.FunctionType:
     return made if all(names.get(name) is value for name, value in read) else function
 
 
+def remembering_names(kind: type[MessagePassing]) -> list[str]:
+    """The functions of a class, PyG's own, that name such functions; `message` and `edge_update` are called here."""
+    found = {name: getattr(kind, name) for one in kind.__mro__ for name, f in vars(one).items() if is_pyg_code(f)}
+    apart = ("message", "edge_update", "__init__", "propagate", "edge_updater")
+    return [name for name, f in found.items() if name not in apart and is_pyg_code(f) and _remembering_code(f)[1]]
+
+
 @functools.cache
 def _remembering_code(function: types.FunctionType) -> tuple[types.FunctionType, tuple[tuple[str, Any], ...]]:
     names = function.__globals__

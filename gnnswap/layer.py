@@ -190,7 +190,8 @@ def fast_class(kind: type[MessagePassing]) -> type[MessagePassing]:
             "__prepare_scriptable__": as_it_was,  # torch.jit.script asks for it
             "__reduce_ex__": lambda self, _: (_blank, (kind,), vars(self)),
         }
-        if generic.is_pyg_code(kind.forward):
+        names |= {name: _remembering(kind, name) for name in generic.remembering_names(kind)}
+        if generic.is_pyg_code(kind.forward) and direct.form_of(kind) is not None:
             names["forward"] = _forward(kind)
         if (
             generic.is_pyg_code(getattr(kind, "edge_update", None))
@@ -230,10 +231,8 @@ def _blank(kind: type[MessagePassing]) -> MessagePassing:
 
 def _forward(kind: type[MessagePassing]) -> Callable:
     form = direct.form_of(kind)
-    if form is None:
-        return _remembering_forward(kind)
     names = list(inspect.signature(kind.forward).parameters)[3:]  # behind self, x, edge_index
-    own = _remembering_forward(kind)
+    own = _remembering(kind, "forward")
 
     @functools.wraps(kind.forward)
     def forward(self, x, edge_index, *more, **named):
@@ -367,12 +366,12 @@ def _as_original(run: equivalence.Run) -> equivalence.Run:
 # ---- PyG's own code, and one sum ------------------------------------------------------------------------------------
 
 
-def _remembering_forward(kind: type[MessagePassing]) -> Callable:
-    """The forward of the class; where PyG wrote it, what it derives from edges is remembered."""
+def _remembering(kind: type[MessagePassing], name: str) -> Callable:
+    """A function of the class; where PyG wrote it, what it derives from edges is remembered."""
 
-    @functools.wraps(kind.forward)
-    def forward(self, *arguments, **named):
-        own = kind.forward
+    @functools.wraps(getattr(kind, name))
+    def run(self, *arguments, **named):
+        own = getattr(kind, name)
         if torch.compiler.is_compiling() or not generic.is_pyg_code(own) or not guards.plain_call():
             return own(self, *arguments, **named)
         remembering = generic.remembering_code(own)
@@ -381,7 +380,7 @@ def _remembering_forward(kind: type[MessagePassing]) -> Callable:
         with generic.remembered_in(self._fast.caches.results):
             return remembering(self, *arguments, **named)
 
-    return forward
+    return run
 
 
 def _propagate(kind: type[MessagePassing]) -> Callable:

@@ -1,7 +1,7 @@
 """x @ weight.T for features that are mostly zeros, such as bags of words: the zeros are left out.
 
     inputs = SparseInputs()              # which inputs are mostly zeros; one for a model
-    sparse_linear(x, weight, inputs)     # (N, out), as F.linear(x, weight)
+    sparse_linear(x, weight, inputs.get(x))     # (N, out), as F.linear(x, weight)
 
 An x is examined when it comes a second time, the same tensor and unchanged: finding its nonzeros takes as long as two
 to three dense products. One that is new in each call, wants a gradient or has too many nonzeros is multiplied as it is.
@@ -10,6 +10,9 @@ to three dense products. One that is new in each call, wants a gradient or has t
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections import OrderedDict
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -36,23 +39,24 @@ class Limits(NamedTuple):
     max_nonzeros: float = 0.1  # as a share of all numbers
 
 
+SEEN = 64  # inputs that came once
 USUAL = Limits()
 ANY_SIZE = Limits(0, 0, 1.0)  # any x: for tests of equality on small inputs
 
 
 class SparseInput:
     """A matrix (N, K) that is mostly zeros, as a graph: an edge from column to row for each nonzero, weighted with it,
-    so that its product with a matrix is a sum over neighbours. Built at the second call."""
+    so that its product with a matrix is a sum over neighbours. `sparse` is False where it has too many nonzeros."""
 
     def __init__(self, x: Tensor, limits: Limits) -> None:
         some = x[:: max(1, x.shape[0] // SAMPLED_ROWS)]
         self.limits = limits
         self.sparse = int(some.count_nonzero()) <= limits.max_nonzeros * some.numel()
-        self.calls = 0
         self.total: NeighbourSum | None = None
+        if self.sparse:
+            self._build(x)
 
-    def build(self, x: Tensor) -> None:
-        """Find the nonzeros of x (N, K); `sparse` is False where they are too many."""
+    def _build(self, x: Tensor) -> None:
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
             rows = x.detach().to_sparse_csr()
@@ -101,6 +105,7 @@ class SparseInputs:
     def __init__(self, limits: Limits = USUAL, max_bytes: int = 128 * MIB) -> None:
         self.limits = limits
         self._cache = TensorCache(max_bytes)
+        self._seen: OrderedDict[int, tuple[weakref.ref, int]] = OrderedDict()  # most come once, and cost nothing more
 
     def get(self, x: Tensor) -> SparseInput | None:
         """The nonzeros of an x (N, K) that comes a second time and is mostly zeros, else None."""
@@ -112,12 +117,14 @@ class SparseInputs:
             return None
         if x.layout is not torch.strided or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
             return None
-        known = self._cache.get((x,), "nonzeros", lambda: SparseInput(x, self.limits))
-        known.calls += 1
-        if not known.sparse or known.calls == 1:
+        reference, version = self._seen.get(id(x), (None, None))
+        if reference is None or reference() is not x or version != x._version:
+            self._seen[id(x)] = weakref.ref(x), x._version
+            with suppress(KeyError):  # another thread was there first
+                while len(self._seen) > SEEN:
+                    self._seen.popitem(last=False)
             return None
-        if known.total is None:
-            known.build(x)
+        known = self._cache.get((x,), "nonzeros", lambda: SparseInput(x, self.limits))
         return known if known.sparse else None
 
     def forget(self) -> None:
@@ -127,12 +134,9 @@ class SparseInputs:
         return len(self._cache)
 
 
-def sparse_linear(x: Tensor, weight: Tensor, inputs: SparseInputs | None = None) -> Tensor:
-    """x @ weight.T, (N, out), without the zeros of x where `inputs` knows them."""
-    known = None if inputs is None else inputs.get(x)
-    fits = (
-        weight.dim() == 2 and x.shape[1] == weight.shape[1] and x.dtype is weight.dtype
-    )  # else torch says what is wrong
-    if known is None or not fits or transformed(weight):
+def sparse_linear(x: Tensor, weight: Tensor, known: SparseInput | None = None) -> Tensor:
+    """x @ weight.T, (N, out), without the zeros of x where they are `known`."""
+    fits = weight.dim() == 2 and x.shape[1] == weight.shape[1] and x.dtype is weight.dtype
+    if known is None or not fits or transformed(weight):  # torch says what does not fit
         return F.linear(x, weight)
     return known.linear(x, weight)

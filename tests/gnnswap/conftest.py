@@ -1,7 +1,12 @@
 """Fixtures of the tests of gnnswap."""
 
+import inspect
+
 import pytest
 import torch
+from torch_geometric.nn import FiLMConv, ResGatedGraphConv
+
+from gnnswap.guards import HOOKS
 
 
 @pytest.fixture
@@ -12,3 +17,14 @@ def one_thread():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def defaults_without_hooks():
+    """All layers of these classes share one activation, the default of an argument: a hook on one would be on all."""
+    yield
+    for kind in (ResGatedGraphConv, FiLMConv):
+        shared = inspect.signature(kind.__init__).parameters["act"].default
+        for name in HOOKS:
+            vars(shared)[name].clear()
+        vars(shared).pop("forward", None)
