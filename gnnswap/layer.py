@@ -423,8 +423,7 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
 def _undo(layer: MessagePassing) -> Callable[[], None]:
     """A function that takes back what a message left in the layer's own attributes: a counter, an entry in a list."""
     attributes = layer.__dict__
-    own = {name: (value, copy.copy(value) if type(value) in (list, dict, set) else None)
-           for name, value in attributes.items() if name not in _OF_PYG}  # fmt: skip
+    own = {name: (value, _mark(value)) for name, value in attributes.items() if name not in _OF_PYG}
 
     def undo() -> None:
         for name in [name for name in attributes if name not in _OF_PYG and name not in own]:
@@ -432,12 +431,17 @@ def _undo(layer: MessagePassing) -> Callable[[], None]:
         for name, (value, before) in own.items():
             attributes[name] = value
             if type(value) is list:
-                value[:] = before
+                del value[before:]
             elif before is not None:
                 value.clear()
                 value.update(before)
 
     return undo
+
+
+def _mark(value: Any) -> Any:
+    """How long a list was, as logs grow at their end; the entries of a dictionary or a set."""
+    return len(value) if type(value) is list else copy.copy(value) if type(value) in (dict, set) else None
 
 
 # attributes that every layer has; not asked of a bare MessagePassing, whose class PyG would change
