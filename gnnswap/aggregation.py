@@ -111,7 +111,7 @@ def weighted_sum_sorted(x: Tensor, neighbours: Neighbours, weight: Tensor | None
     """`weighted_sum` with weights that are in the order of `neighbours.col` already, and no checks."""
     if transformed(x, weight):
         return _plain_sum(x, neighbours, weight)
-    return _WeightedSum.apply(x, weight, neighbours) if recorded(x, weight) else bag(x, neighbours, weight)
+    return _WeightedSum.apply(x, weight, neighbours) if recorded(x, weight) else unrecorded_sum(x, neighbours, weight)
 
 
 def _plain_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
@@ -124,7 +124,7 @@ def _scattered(values: Tensor, neighbours: Neighbours) -> Tensor:
     return values.new_zeros(neighbours.num_nodes, *values.shape[1:]).index_add(0, neighbours.row, values)
 
 
-def bag(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
+def unrecorded_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
     """One fused call without autograd, weights in the order of `neighbours.col`."""
     if x.numel() == 0:
         return x.new_zeros(neighbours.num_nodes, x.shape[1])
@@ -192,7 +192,7 @@ class _WeightedSum(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor | None, neighbours: Neighbours) -> Tensor:
         ctx.neighbours = neighbours
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        return bag(x, neighbours, weight)
+        return unrecorded_sum(x, neighbours, weight)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

@@ -302,7 +302,7 @@ def _pair_sums(source, target, edge: Tensor | None, neighbours: Neighbours) -> I
     A bag of two rows an edge reads both and writes their sum once, in the time of one of two gathers.
     """
     rows, edge = torch.cat([source.flatten(1), target.flatten(1)]), None if edge is None else edge.flatten(1)
-    ends = neighbours.once(_ends)
+    ends = neighbours.cached(_ends)
     # smaller pieces have threads wait for each other: on two shared cores 1.8 times as long, a quarter as large
     step = max(1, 2 * aggregation.CHUNK_NUMBERS * torch.get_num_threads() // max(rows.shape[1], 1))
     twos = torch.arange(0, 2 * min(step, neighbours.num_edges) + 1, 2, dtype=ends.dtype, device=ends.device)
@@ -355,7 +355,7 @@ class _Dense(Kernel):
         values = tensors[0]
         scores, *kept = cls.scores(graph.cast("log_counts", values.dtype), number, *tensors)
         alpha = scores.softmax(2)
-        if graph.once(_some_isolated):
+        if graph.cached(_some_isolated):
             alpha.masked_fill_(graph.isolated, 0)
         out = torch.bmm(_columns(values, alpha.shape[0]), alpha.transpose(1, 2))  # (H, C, N)
         return out.permute(2, 0, 1).contiguous() if all_finite(out) else None, alpha, *kept

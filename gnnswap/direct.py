@@ -30,7 +30,7 @@ from gnnswap.aggregation import weighted_sum_sorted
 from gnnswap.guards import COMPUTED_IN, hooked
 from gnnswap.neighbours import Neighbours
 from gnnswap.sparse import SparseInput, sparse_linear
-from gnnswap.sums import Largest, NeighbourSum, fixed_sum, gcn_sum, is_dense
+from gnnswap.sums import NeighbourMax, NeighbourSum, fixed_sum, gcn_sum, is_dense
 
 LINEAR = (nn.Linear, pyg.Linear)
 AGGREGATIONS = {
@@ -178,8 +178,8 @@ def _gcn_options(layer: pyg.GCNConv) -> Options:
 def _gcn_sum(options: Options, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype) -> NeighbourSum:
     normalize, loop = options
     if not normalize:
-        return graph.of_weight(weight, fixed_sum, dtype, False)
-    return graph.of_weight(weight, gcn_sum, dtype, loop)
+        return graph.cached_by_weight(weight, fixed_sum, dtype, False)
+    return graph.cached_by_weight(weight, gcn_sum, dtype, loop)
 
 
 def _aggr_options(layer: nn.Module) -> Options:
@@ -188,11 +188,11 @@ def _aggr_options(layer: nn.Module) -> Options:
 
 def _aggregation(
     options: Options, graph: Neighbours, weight: Tensor | None, dtype: torch.dtype
-) -> NeighbourSum | Largest:
+) -> NeighbourSum | NeighbourMax:
     (kind,) = options
     if kind == "max":
-        return graph.once(Largest)
-    return graph.of_weight(weight, fixed_sum, dtype, kind == "mean")
+        return graph.cached(NeighbourMax)
+    return graph.cached_by_weight(weight, fixed_sum, dtype, kind == "mean")
 
 
 def _gcn(layer: pyg.GCNConv, x: Tensor, total: NeighbourSum) -> Tensor:
@@ -203,7 +203,7 @@ def _gcn(layer: pyg.GCNConv, x: Tensor, total: NeighbourSum) -> Tensor:
     return F.linear(total(x), weight, layer.bias)  # rows of x are shorter than those of x W
 
 
-def _sage(layer: pyg.SAGEConv, x: Tensor, total: NeighbourSum | Largest) -> Tensor:
+def _sage(layer: pyg.SAGEConv, x: Tensor, total: NeighbourSum | NeighbourMax) -> Tensor:
     root = layer.lin_r.weight if layer.root_weight else None
     if kind_of(layer) == "max":  # not linear: the maximum comes first
         out = F.linear(total(x), layer.lin_l.weight, layer.lin_l.bias)
@@ -340,7 +340,7 @@ def _relations(options: Options, graph: Neighbours, types: Tensor | None, dtype:
     count, _, left_out = options
     if types is None or _mostly_empty(graph.num_nodes, count, graph.num_edges):
         return None
-    ends = graph.of_weight(types, _by_relation, count, left_out)
+    ends = graph.cached_by_weight(types, _by_relation, count, left_out)
     return None if ends is None else Edges(ends)
 
 
@@ -379,7 +379,7 @@ def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Any) -> Tensor:
 def _rgcn_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """What each relation sends: x (N, 1, F) -> (N, R, F)."""
     (x,), (relations, mean, _) = tensors, options
-    total = edges.graph.of_weight(None, fixed_sum, x.dtype, mean)
+    total = edges.graph.cached_by_weight(None, fixed_sum, x.dtype, mean)
     return total(x.squeeze(1)).view(x.shape[0], relations, -1)
 
 
@@ -406,19 +406,19 @@ def _attention_why_not(layer: nn.Module) -> str:
 def _with_loops(options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
     """Where the layer wants it, every node gets exactly one self-loop, with the mean of the features that it got."""
     loops, with_features, *_ = options
-    looped = graph.looped if loops else graph
+    looped = graph.with_self_loops if loops else graph
     if not with_features or values is None:
         return Edges(looped)
     features = graph.sorted_weight(values.view(-1, 1) if values.dim() == 1 else values)
     if loops:  # a loop has the mean of the features of the edges that end at its node
-        entries, weight = graph.once(_filled)
+        entries, weight = graph.cached(_filled)
         features = weighted_sum_sorted(features, entries, weight.to(features.dtype))
     return Edges(looped, features)
 
 
 def _filled(graph: Neighbours) -> tuple[Neighbours, Tensor]:
     """A graph from the edges to those with loops, and the weight of each of its entries, float64."""
-    nodes, looped = graph.num_nodes, graph.looped
+    nodes, looped = graph.num_nodes, graph.with_self_loops
     stays = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)  # as given, loops left out
     ends = graph.edge_index[1].index_select(0, stays)
     source = graph.place.long().index_select(0, stays)  # where each stands in `features`

@@ -1,11 +1,11 @@
 """One pass over the edges of each node, for messages that no weight of an edge can express. Needs numba.
 
-    moments(x, graph, ("sum",), edge, relu=True)   # [(N, F)]: sum over the edges (j -> i) of relu(x[j] + edge)
-    softened(x, graph, t, edge, relu=True)         # (N, F): sum of softmax(t v) v, where v is that message
-    gated(source, target, graph, edge)             # (N, F): sum of sigmoid(p) * q, or of sigmoid(p) * softplus(q)
-    modulated(x, target, graph)                    # (N, F): sum of relu(gamma[i] * x[j] + beta[i])
-    scaled(x, edge, graph)                         # (N, F): sum of x[j] * edge, entry by entry
-    pairs(source, target, graph, relu=True)        # (E, F): relu(source[j] + target[i])
+    multi_aggregate(x, graph, ("sum",), edge, relu=True)   # [(N, F)]: sum over the edges (j -> i) of relu(x[j] + edge)
+    softmax_aggregate(x, graph, t, edge, relu=True)         # (N, F): sum of softmax(t v) v, where v is that message
+    gated_sum(source, target, graph, edge)             # (N, F): sum of sigmoid(p) * q, or of sigmoid(p) * softplus(q)
+    film_sum(x, target, graph)                    # (N, F): sum of relu(gamma[i] * x[j] + beta[i])
+    edge_weighted_sum(x, edge, graph)                         # (N, F): sum of x[j] * edge, entry by entry
+    edge_rows(source, target, graph, relu=True)        # (E, F): relu(source[j] + target[i])
 
 PyG writes and reads a row for each edge three to eight times. Here each row of x is read where it is added, on edges
 sorted by target, and so are rows of edges; gradients are read on edges sorted by source. One thread has a block of
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnswap.aggregation import Kernel, bag
+from gnnswap.aggregation import Kernel, unrecorded_sum
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours
 
@@ -53,7 +53,7 @@ def _by_target(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tenso
 
 def _by_source(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tensor]:
     back = graph.transposed
-    return back.rowptr, back.col, graph.once(_given_by_source) if as_given else back.order
+    return back.rowptr, back.col, graph.cached(_given_by_source) if as_given else back.order
 
 
 def _given_by_source(graph: Neighbours) -> Tensor:
@@ -101,7 +101,7 @@ def _extreme(message: Tensor, target: Tensor, graph: Neighbours, how: str) -> Te
     return zeros.scatter_reduce(0, index, message, how, include_self=False)
 
 
-def moments(
+def multi_aggregate(
     y: Tensor,
     graph: Neighbours,
     wanted: Sequence[str],
@@ -143,7 +143,7 @@ class _Moments(Kernel):
         ctx.save_for_backward(y, edge, out.get("min"), out.get("max"))
         ctx.settings = graph, wanted, relu, as_given, shift
         made = map(out.get, ("sum", "squares", "min", "max"))
-        loops.moments(graph.num_edges, *_held_back(y, edge, relu), *made, *_by_target(graph, as_given))
+        loops.multi_aggregate(graph.num_edges, *_held_back(y, edge, relu), *made, *_by_target(graph, as_given))
         return tuple(out.values())
 
     @staticmethod
@@ -157,7 +157,7 @@ class _Moments(Kernel):
                 loops.ties(graph.num_edges, *messages, extreme, count, *_by_target(graph, as_given))
                 grad[name] = grad[name] / count.add_((extreme if shift is None else extreme + shift) == 0)
         given = *messages, grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
-        passes = loops.moments_back, loops.moments_back_to_edges
+        passes = loops.multi_aggregate_back, loops.multi_aggregate_back_to_edges
         return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), *[None] * 5
 
 
@@ -183,10 +183,10 @@ def _sent_back(
     source, target = graph.edges if as_given else (graph.col, graph.row)
     to_edge = torch.empty_like(edge)
     to_edges(graph.num_edges, *given, to_edge, target, source)
-    return bag(to_edge, Neighbours(rowptr, order, order, graph.num_edges), None), to_edge
+    return unrecorded_sum(to_edge, Neighbours(rowptr, order, order, graph.num_edges), None), to_edge
 
 
-def softened(
+def softmax_aggregate(
     y: Tensor,
     graph: Neighbours,
     t: Tensor,
@@ -196,7 +196,7 @@ def softened(
     as_given: bool = False,
 ) -> Tensor:
     """Sums of softmax(t v) v over the messages v of each node, (N, F), as `SoftmaxAggregation`; messages as in
-    `moments`. `t` one number, which may want a gradient; `semi`: the weights let no gradient through."""
+    `multi_aggregate`. `t` one number, which may want a gradient; `semi`: the weights let no gradient through."""
     _check(graph, y, edge=edge)
     return _Softened.run(y, edge, t.detach() if semi else t, graph, relu, semi, as_given)
 
@@ -218,19 +218,19 @@ class _Softened(Kernel):
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
         ctx.settings, ctx.number = (graph, relu, semi, as_given), float(t)
         messages, edges = _held_back(y, edge, relu), _by_target(graph, as_given)
-        loops.softened(graph.num_edges, *messages, ctx.number, out, log_sum, spread, *edges)
+        loops.softmax_aggregate(graph.num_edges, *messages, ctx.number, out, log_sum, spread, *edges)
         return out
 
     @staticmethod
     def back(ctx, grad):
         (y, edge, t, out, log_sum, spread), (graph, relu, semi, as_given) = ctx.saved_tensors, ctx.settings
-        grad, passes = grad.contiguous(), (loops.softened_back, loops.softened_back_to_edges)
+        grad, passes = grad.contiguous(), (loops.softmax_aggregate_back, loops.softmax_aggregate_back_to_edges)
         given = *_held_back(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
         to_t = None if spread is None else (grad * spread)[graph.degree > 0].sum().view_as(t)
         return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
 
 
-def gated(
+def gated_sum(
     source: Tensor,
     target: Tensor,
     graph: Neighbours,
@@ -240,7 +240,7 @@ def gated(
 ) -> Tensor:
     """Sums of sigmoid(p) * q, or of sigmoid(p) * softplus(q), (N, F): p and q are the halves of source[j] + target[i]
     + edge; `source` (num_sources, 2 F), `target` (N, 2 F), or (N, F) for p alone, `edge` (E, 2 F) as in
-    `moments`."""
+    `multi_aggregate`."""
     _check(graph, source, edge=edge)
     width = source.shape[1] // (1 if target.shape[1] == source.shape[1] else 2)
     graph.require("what targets add", target, (graph.num_nodes, width), source.dtype)
@@ -267,7 +267,7 @@ class _Gated(Kernel):
         ctx.settings = graph, softplus, as_given
         source, target, edge = _contiguous(source, target, edge)
         options = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
-        loops.gated(graph.num_edges, source, target, edge, *options, out, slope, *_by_target(graph, as_given))
+        loops.gated_sum(graph.num_edges, source, target, edge, *options, out, slope, *_by_target(graph, as_given))
         return out
 
     @staticmethod
@@ -277,13 +277,13 @@ class _Gated(Kernel):
         whole, softplus = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
         of_source, of_target, of_edge = torch.empty_like(source), None, None
         of_sources = source, target, edge, 1, whole, softplus, False
-        loops.gated_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph, as_given))
+        loops.gated_sum_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph, as_given))
         if slope is not None:
             of_target = _by_channel(slope, grad)
         elif ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             of_target, of_edge = torch.empty_like(target), torch.empty_like(edge) if ctx.needs_input_grad[2] else None
             of_targets = target, source, edge, whole, 1, softplus, True
-            loops.gated_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, as_given))
+            loops.gated_sum_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, as_given))
         return of_source, of_target, of_edge, *[None] * 3
 
 
@@ -296,7 +296,7 @@ def _by_channel(slope: Tensor, grad: Tensor) -> Tensor:
     return (slope.unflatten(1, (-1, grad.shape[1])) * grad.unsqueeze(1)).flatten(1)
 
 
-def modulated(x: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
+def film_sum(x: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
     """Sums of relu(gamma[i] * x[j] + beta[i]), (N, F): `x` (num_sources, F), `target` (N, 2 F) beta and gamma."""
     _check(graph, x)
     graph.require("beta and gamma", target, (graph.num_nodes, 2 * x.shape[1]), x.dtype)
@@ -315,7 +315,7 @@ class _Modulated(Kernel):
         slope = torch.empty(target.shape, dtype=target.dtype) if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(x, target, slope)
         ctx.settings = (graph,)
-        loops.modulated(graph.num_edges, *_contiguous(x, target), out, slope, graph.rowptr, graph.col)
+        loops.film_sum(graph.num_edges, *_contiguous(x, target), out, slope, graph.rowptr, graph.col)
         return out
 
     @staticmethod
@@ -323,11 +323,11 @@ class _Modulated(Kernel):
         (*tensors, slope), (graph,) = ctx.saved_tensors, ctx.settings
         (x, target, grad), back = _contiguous(*tensors, grad), graph.transposed
         of_x = torch.empty_like(x)
-        loops.modulated_back(graph.num_edges, x, target, grad, of_x, back.rowptr, back.col)
+        loops.film_sum_back(graph.num_edges, x, target, grad, of_x, back.rowptr, back.col)
         return of_x, None if slope is None else _by_channel(slope, grad), None
 
 
-def pairs(source: Tensor, target: Tensor, graph: Neighbours, relu: bool = False, as_given: bool = False) -> Tensor:
+def edge_rows(source: Tensor, target: Tensor, graph: Neighbours, relu: bool = False, as_given: bool = False) -> Tensor:
     """source[j] + target[i], with `relu` its positive part, of each edge in the order of `graph.col` or `as_given`,
     (E, F): `source` (num_sources, F), `target` (N, F)."""
     _check(graph, source, target)
@@ -347,7 +347,7 @@ class _Pairs(Kernel):
         ctx.save_for_backward(source, target, out if relu else None)
         ctx.settings = graph, relu, as_given
         given = *_contiguous(source, target), 1 if relu else None
-        loops.pairs(graph.num_edges, *given, out, *_by_target(graph, as_given))
+        loops.edge_rows(graph.num_edges, *given, out, *_by_target(graph, as_given))
         return out
 
     @staticmethod
@@ -360,11 +360,11 @@ class _Pairs(Kernel):
             (of_source, _by_source(graph, as_given)),
             (of_target, _by_target(graph, as_given)),
         ):
-            loops.pairs_back(*given, into, rowptr, order)
+            loops.edge_rows_back(*given, into, rowptr, order)
         return of_source, of_target, None, None, None
 
 
-def scaled(x: Tensor, edge: Tensor, graph: Neighbours) -> Tensor:
+def edge_weighted_sum(x: Tensor, edge: Tensor, graph: Neighbours) -> Tensor:
     """Sums of x[j] * edge, entry by entry, (N, F): `x` (num_sources, F), `edge` (E, F) in the order of the edges
     given."""
     _check(graph, x, edge=edge)
@@ -382,7 +382,7 @@ class _Scaled(Kernel):
         out = x.new_empty(graph.num_nodes, x.shape[1])
         ctx.save_for_backward(x, edge)
         ctx.settings = (graph,)
-        loops.scaled(graph.num_edges, *_contiguous(x, edge), out, *_by_target(graph, True))
+        loops.edge_weighted_sum(graph.num_edges, *_contiguous(x, edge), out, *_by_target(graph, True))
         return out
 
     @staticmethod
@@ -393,7 +393,7 @@ class _Scaled(Kernel):
             torch.empty_like(one) if ctx.needs_input_grad[at] else None for at, one in enumerate((x, edge))
         )
         if of_x is not None:
-            loops.scaled(graph.num_edges, grad, edge, of_x, *_by_source(graph, True))
+            loops.edge_weighted_sum(graph.num_edges, grad, edge, of_x, *_by_source(graph, True))
         if of_edge is not None:
-            loops.scaled_back(graph.num_edges, x, grad, of_edge, *_by_target(graph, True))
+            loops.edge_weighted_sum_back(graph.num_edges, x, grad, of_edge, *_by_target(graph, True))
         return of_x, of_edge, None

@@ -91,11 +91,11 @@ def _aggregated(
     shift: Tensor | None = None,
 ) -> list[Tensor]:
     """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F);
-    `shift` as in `fused.moments`."""
+    `shift` as in `fused.multi_aggregate`."""
     wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS[kind])
-    made = dict(zip(wanted, fused.moments(y, graph, wanted, edge, relu, as_given, shift), strict=True))
+    made = dict(zip(wanted, fused.multi_aggregate(y, graph, wanted, edge, relu, as_given, shift), strict=True))
     if "mean" in kinds or "squares" in made:
-        count = graph.once(_counts, y.dtype)
+        count = graph.cached(_counts, y.dtype)
         made["mean"] = made["sum"] / count
     if "squares" in made:
         made["var"] = made["squares"] / count - made["mean"] * made["mean"]
@@ -140,7 +140,7 @@ def _aggregate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Ten
     rows, graph = y.flatten(1), edges.graph
     if kinds == ("softmax",):
         t, *of_edge = of_edge
-        out = [fused.softened(rows, graph, t, _rows_of(edges, of_edge), relu, half, edges.as_given)]
+        out = [fused.softmax_aggregate(rows, graph, t, _rows_of(edges, of_edge), relu, half, edges.as_given)]
     else:
         out = _aggregated(kinds, rows, graph, _rows_of(edges, of_edge), relu, edges.as_given, shift)
     return torch.cat(out, dim=1).view(y.shape[0], -1, y.shape[2])
@@ -181,7 +181,7 @@ def _gate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Tensors: of sources (N, 2, F); of targets (N, 2, F), or what goes to the gate, (N, 1, F); of edges a weight."""
     source, target, *of_edge = (one.flatten(1) for one in tensors)
     (softplus,), rows = options, _rows_of(edges, of_edge)
-    return fused.gated(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
+    return fused.gated_sum(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
 
 
 def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
@@ -226,7 +226,7 @@ def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _modulate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    return fused.modulated(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
+    return fused.film_sum(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
 
 
 def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
@@ -301,7 +301,7 @@ def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
     first, relu = first_of(layer.nn), _relu_behind(layer.nn)
     graph, (own, other) = given.graph, first.weight.split(x.shape[1], dim=1)
     source = F.linear(x, other)
-    rows = fused.pairs(source, F.linear(x, own, first.bias) - source, graph, bool(relu))
+    rows = fused.edge_rows(source, F.linear(x, own, first.bias) - source, graph, bool(relu))
     rows = after_first(layer.nn, rows, 1 + len(relu))
     return _aggregated([kind_of(layer)], rows, graph.of_edges, None, False)[0]
 

@@ -184,7 +184,7 @@ def _message(row, edge, relu, f):
 
 
 @_Kernel
-def moments(y, e, relu, total, squares, least, largest, ptr, col, ids, block, blocks):
+def multi_aggregate(y, e, relu, total, squares, least, largest, ptr, col, ids, block, blocks):
     width = y.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         empty, zero = ptr[i] == ptr[i + 1], y.dtype.type(0)
@@ -267,7 +267,7 @@ def _add_moments(here, row, edge, relu, i, g_total, g_squares, least, g_least, l
 
 
 @_Kernel
-def moments_back(
+def multi_aggregate_back(
     y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, into, ptr, col, ids, block, blocks
 ):
     """The gradient of the sources, edges by source."""
@@ -280,7 +280,7 @@ def moments_back(
 
 
 @_Kernel
-def moments_back_to_edges(
+def multi_aggregate_back_to_edges(
     y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, into, row, col, block, blocks
 ):
     """The gradient of `e`, whose edges go from `col` to `row`."""
@@ -293,7 +293,7 @@ def moments_back_to_edges(
 
 
 @_Kernel
-def softened(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks):
+def softmax_aggregate(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block, blocks):
     """Sums of softmax(t v) v; `log_sum`: log of the sums of e**(t v); `spread`: the variance of v by these weights."""
     width, top, total = y.shape[1], np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
@@ -334,8 +334,8 @@ def _softened_part(row, edge, relu, t, whole, mean, scale, sent, f):
 
 
 @_Kernel
-def softened_back(y, e, relu, t, whole, out, log_sum, g, into, ptr, col, ids, block, blocks):
-    """As `moments_back`, of `softened`."""
+def softmax_aggregate_back(y, e, relu, t, whole, out, log_sum, g, into, ptr, col, ids, block, blocks):
+    """As `multi_aggregate_back`, of `softmax_aggregate`."""
     for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         into[j] = y.dtype.type(0)
         row, here = y[j], into[j]
@@ -347,8 +347,8 @@ def softened_back(y, e, relu, t, whole, out, log_sum, g, into, ptr, col, ids, bl
 
 
 @_Kernel
-def softened_back_to_edges(y, e, relu, t, whole, out, log_sum, g, into, row, col, block, blocks):
-    """As `moments_back_to_edges`, of `softened`."""
+def softmax_aggregate_back_to_edges(y, e, relu, t, whole, out, log_sum, g, into, row, col, block, blocks):
+    """As `multi_aggregate_back_to_edges`, of `softmax_aggregate`."""
     edges = row.shape[0]
     for k in range(edges * block // blocks, edges * (block + 1) // blocks):
         here, source, edge, i = into[k], y[col[k]], e[k], row[k]
@@ -380,7 +380,7 @@ def _ends(row, whole):
 
 
 @_Kernel
-def gated(source, target, e, whole, softplus, out, slope, ptr, col, ids, block, blocks):
+def gated_sum(source, target, e, whole, softplus, out, slope, ptr, col, ids, block, blocks):
     """Sums of sigmoid(p) * q, p and q the halves of source[j] + target[i] + e[k]; without `whole` targets have no q.
     `slope`: their derivative by target[i]."""
     width = out.shape[1]
@@ -411,7 +411,9 @@ def gated(source, target, e, whole, softplus, out, slope, ptr, col, ids, block, 
 
 
 @_Kernel
-def gated_back(own, others, e, whole, others_whole, softplus, by_target, g, to_own, to_e, ptr, col, ids, block, blocks):
+def gated_sum_back(
+    own, others, e, whole, others_whole, softplus, by_target, g, to_own, to_e, ptr, col, ids, block, blocks
+):
     """The gradient of the rows of one end, from that of the sums; `by_target`: of the targets."""
     width = g.shape[1]
     for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
@@ -443,8 +445,8 @@ def gated_back(own, others, e, whole, others_whole, softplus, by_target, g, to_o
 
 
 @_Kernel
-def modulated(x, target, out, slope, ptr, col, block, blocks):
-    """Sums of relu(gamma[i] * x[j] + beta[i]); target[i] holds beta[i], then gamma[i]; `slope` as in `gated`."""
+def film_sum(x, target, out, slope, ptr, col, block, blocks):
+    """Sums of relu(gamma[i] * x[j] + beta[i]); target[i] holds beta[i], then gamma[i]; `slope` as in `gated_sum`."""
     width = x.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
         here, (beta, gamma), zero, one = out[i], _halves(target[i]), x.dtype.type(0), x.dtype.type(1)
@@ -464,7 +466,7 @@ def modulated(x, target, out, slope, ptr, col, block, blocks):
 
 
 @_Kernel
-def modulated_back(x, target, g, into, ptr, col, block, blocks):
+def film_sum_back(x, target, g, into, ptr, col, block, blocks):
     """The gradient of the sources, edges by source."""
     width, zero = x.shape[1], x.dtype.type(0)
     for j in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
@@ -477,7 +479,7 @@ def modulated_back(x, target, g, into, ptr, col, block, blocks):
 
 
 @_Kernel
-def pairs(source, target, relu, out, ptr, col, ids, block, blocks):
+def edge_rows(source, target, relu, out, ptr, col, ids, block, blocks):
     """source[j] + target[i], with `relu` its positive part, of each edge."""
     width = source.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
@@ -489,7 +491,7 @@ def pairs(source, target, relu, out, ptr, col, ids, block, blocks):
 
 
 @_Kernel
-def pairs_back(g, out, relu, into, ptr, ids, block, blocks):
+def edge_rows_back(g, out, relu, into, ptr, ids, block, blocks):
     """The gradient of the rows of one end; `ids`: where its edges stand."""
     width, zero = g.shape[1], g.dtype.type(0)
     for n in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
@@ -502,7 +504,7 @@ def pairs_back(g, out, relu, into, ptr, ids, block, blocks):
 
 
 @_Kernel
-def scaled(x, w, out, ptr, col, ids, block, blocks):
+def edge_weighted_sum(x, w, out, ptr, col, ids, block, blocks):
     """Sums of x[j] * w[e], entry by entry."""
     width = x.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):
@@ -515,7 +517,7 @@ def scaled(x, w, out, ptr, col, ids, block, blocks):
 
 
 @_Kernel
-def scaled_back(x, g, into, ptr, col, ids, block, blocks):
+def edge_weighted_sum_back(x, g, into, ptr, col, ids, block, blocks):
     """The gradient of w."""
     width = x.shape[1]
     for i in range(_first(ptr, block, blocks), _first(ptr, block + 1, blocks)):

@@ -37,9 +37,9 @@ from gnnswap.attention import attend, head_products, head_sum, segment_softmax
 from gnnswap.cache import TensorCache
 from gnnswap.guards import COMPUTED_IN, PLAIN, SCALARS, hooked_within, is_edge_index, written_by_pyg
 from gnnswap.inputs import tensors_in
-from gnnswap.neighbours import GraphCache, Moved, Neighbours
+from gnnswap.neighbours import GraphCache, Neighbours, Permute
 from gnnswap.probe import NotLinear, NotThisCall, ProbeRow, weight_of
-from gnnswap.sums import Largest, fixed_sum
+from gnnswap.sums import NeighbourMax, fixed_sum
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
 _AGGREGATE = {kind: (kind.forward, kind.reduce, kind.__call__) for kind in AGGREGATIONS}  # as PyG wrote them
@@ -212,7 +212,7 @@ def _aggregated(rows: Tensor, graph: Neighbours, how: str) -> Tensor:
     if how == "max":
         if rows.dim() != 2 or rows.dtype not in COMPUTED_IN:
             raise NotLinear("a maximum over rows of several heads")
-        return Largest(graph)(rows)
+        return NeighbourMax(graph)(rows)
     weight = None if how == "sum" else graph.cast("mean_weight", rows.dtype)
     return weighted_sum_sorted(rows.reshape(rows.shape[0], -1), graph, weight).view(-1, *rows.shape[1:])
 
@@ -228,12 +228,12 @@ class Ends:
 
 
 def ends_of(graph: Neighbours) -> Ends:
-    return graph.once(Ends)
+    return graph.cached(Ends)
 
 
 def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
     """Values of edges (E, ...) in the order of `graph.col`; gradients go back."""
-    return values if graph.in_order else Moved.apply(values, graph.order, graph.place)
+    return values if graph.in_order else Permute.apply(values, graph.order, graph.place)
 
 
 def _hgt(layer: HGTConv, graph: Neighbours, k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ class _Call:
         if joined or (weight is not None and weight.dim() == 2 and weight.shape[1] > 1):
             return _CHANGING
         if self.how == "max":
-            return Largest(self.graph) if weight is None else _CHANGING
+            return NeighbourMax(self.graph) if weight is None else _CHANGING
         weight = None if weight is None else weight.detach().reshape(-1)
         return fixed_sum(self.graph, weight, self.x.dtype, mean=self.how == "mean")
 
@@ -356,7 +356,7 @@ class _Call:
         if self.how == "max":
             raise NotLinear("a maximum of weighted rows")
         if weight.dim() == 2 and rows.dim() == 2:
-            out = fused.scaled(rows, weight, graph)
+            out = fused.edge_weighted_sum(rows, weight, graph)
         elif weight.dim() == 2:
             out = head_sum(rows, graph, sorted_values(weight, graph))
         else:
@@ -400,7 +400,7 @@ def softmax(
     if graph is None or dim != 0 or src.dim() not in (1, 2) or src.dtype not in COMPUTED_IN:
         return utils.softmax(src, index, ptr, num_nodes, dim)
     shares = segment_softmax(sorted_values(src, graph), graph)
-    return shares if graph.in_order else Moved.apply(shares, graph.place, graph.order)
+    return shares if graph.in_order else Permute.apply(shares, graph.place, graph.order)
 
 
 class _Active(threading.local):

@@ -193,7 +193,7 @@ class Neighbours:
         return self.edges[0] == self.edges[1]
 
     @_derived
-    def looped(self) -> Neighbours:
+    def with_self_loops(self) -> Neighbours:
         """The graph in which every node has exactly one self-loop, whatever it had: the edges given without loops, then
         a loop for each node, as `GATConv(add_self_loops=True)` has them."""
         edges, loops, num_nodes = self.edges, self.loops, self.num_nodes  # `order` must not keep this graph alive
@@ -220,7 +220,7 @@ class Neighbours:
         shape (N, heads * C) seen as (N * heads, C). `shared`: the heads read the same sources, x of shape (N, F). Its
         `order` says where an edge of a head stands among weights (E, heads), flat, in the order of this graph's `col`.
         """
-        return self if heads == 1 else self.once(_heads, heads, shared)
+        return self if heads == 1 else self.cached(_heads, heads, shared)
 
     @_derived
     def log_counts(self) -> Tensor:
@@ -237,7 +237,7 @@ class Neighbours:
 
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
-        return self.once(_cast, name, dtype)
+        return self.cached(_cast, name, dtype)
 
     def sorted_weight(self, weight: Tensor) -> Tensor:
         """`weight` (E, ...), one for each edge as it was given, in the order of `col`.
@@ -251,8 +251,8 @@ class Neighbours:
         if weight.dim() == 0 or weight.shape[0] != self.num_edges:
             raise SwapError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
         if weight.requires_grad:  # what is learned changes from step to step
-            return Moved.apply(weight, self.order, self.place)
-        return self.of_weight(weight, _sorted_weight)
+            return Permute.apply(weight, self.order, self.place)
+        return self.cached_by_weight(weight, _sorted_weight)
 
     def require(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         """`SwapError` unless `tensor` is floating, of this shape and type, and on the device of the graph.
@@ -276,7 +276,7 @@ class Neighbours:
     def __deepcopy__(self, memo: dict) -> Neighbours:
         return self  # immutable
 
-    def once(self, function: Callable, *args: Hashable) -> Any:
+    def cached(self, function: Callable, *args: Hashable) -> Any:
         """`function(graph, *args)`, computed when first asked for and kept with this graph.
 
         What is kept is known by the function itself and its arguments, so `function` is one of a module, or a class: a
@@ -289,10 +289,10 @@ class Neighbours:
             made = self._made.setdefault((function, *args), made)  # of two threads that made it, both get one
         return made
 
-    def of_weight(self, weight: Tensor | None, function: Callable, *args: Hashable) -> Any:
+    def cached_by_weight(self, weight: Tensor | None, function: Callable, *args: Hashable) -> Any:
         """`function(graph, weight, *args)`, kept with this graph until the weights (E, ...) of its edges change."""
         if weight is None:
-            return self.once(function, None, *args)
+            return self.cached(function, None, *args)
         return self._weights.get((weight,), (function, *args), lambda: function(self, weight, *args))
 
     def of_tensors(self, tensors: Sequence[Tensor], key: Hashable, compute: Callable[[], Any]) -> Any:
@@ -301,8 +301,8 @@ class Neighbours:
         return self._weights.get(tensors, key, compute)
 
     def forget(self) -> None:
-        """Drop what `once` and `of_weight` keep. Sums refer to their graph: without this, a graph would stay in memory
-        until Python's next search for cycles."""
+        """Drop what was derived and kept. Sums refer to their graph: without this, a graph would stay in memory until
+        Python's next search for cycles."""
         self._made.clear()
         self._weights.forget()
 
@@ -326,7 +326,7 @@ class _Unsorted(Neighbours):
     rowptr, col = (_derived(lambda self, part=part: self._sorted[part]) for part in range(2))
 
 
-class Moved(torch.autograd.Function):
+class Permute(torch.autograd.Function):
     """values[there] of edges, where `there` (E,) is a permutation and `back` its inverse: gradients go back by that.
 
     The backward pass is torch's own operator, so that gradients of gradients are torch's, too.

@@ -1,11 +1,11 @@
 """A linear layer at the start of a message, over rows of both ends of each edge, computed on nodes: what is gathered is
 its result.
 
-    message(cat([x_i, x_j - x_i]))      # with rows of `EndRows`: two products on nodes, then one pass over edges
+    message(cat([x_i, x_j - x_i]))      # with rows of `DeferredRows`: two products on nodes, then one pass over edges
 
-For messages of anybody's own; `propagate` tries it where no sum serves. `EndRows` stands for x_i or x_j, or a sum of
-them, and for what `torch.cat` makes of these and of features of edges. A linear layer over it is two products on nodes
-and one on features; anything else that touches it gets the rows themselves.
+For messages of anybody's own; `propagate` tries it where no sum serves. `DeferredRows` stands for x_i or x_j, or a sum
+of them, and for what `torch.cat` makes of these and of features of edges. A linear layer over it is two products on
+nodes and one on features; anything else that touches it gets the rows themselves.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Trace:
         self.linears = 0
         self.made: list[weakref.ref] = []
 
-    def kept(self, rows: Iterable[EndRows]) -> bool:
+    def kept(self, rows: Iterable[DeferredRows]) -> bool:
         """Is any of the rows that were made still in use, beside these?"""
         own = [*map(id, rows)]
         return any(one() is not None and id(one()) not in own for one in self.made)
 
 
-class EndRows:
+class DeferredRows:
     """Rows of edges (E, F), as given: blocks of columns."""
 
     def __init__(self, graph: Neighbours, trace: Trace, *blocks: Block) -> None:
@@ -72,15 +72,15 @@ class EndRows:
             source = weight.new_zeros(self.graph.num_sources, weight.shape[0])
         if target is None:
             target = weight.new_zeros(self.graph.num_nodes, weight.shape[0])
-        return _plus(fused.pairs(source, _plus(target, bias), self.graph, as_given=True), of_edges)
+        return _plus(fused.edge_rows(source, _plus(target, bias), self.graph, as_given=True), of_edges)
 
-    def _joined(self, other: Any, sign: int) -> EndRows | None:
-        """Its sum or difference with other `EndRows`; None with anything else."""
-        alike = isinstance(other, EndRows) and len(self.blocks) == len(other.blocks) == 1
+    def _joined(self, other: Any, sign: int) -> DeferredRows | None:
+        """Its sum or difference with other `DeferredRows`; None with anything else."""
+        alike = isinstance(other, DeferredRows) and len(self.blocks) == len(other.blocks) == 1
         if not alike or _width(self.blocks[0]) != _width(other.blocks[0]):
             return None
         signed = [None if one is None else sign * one for one in other.blocks[0]]
-        return EndRows(self.graph, self.trace, tuple(map(_plus, self.blocks[0], signed)))
+        return DeferredRows(self.graph, self.trace, tuple(map(_plus, self.blocks[0], signed)))
 
     def __add__(self, other: Any) -> Any:
         joined = self._joined(other, 1)
@@ -96,11 +96,11 @@ class EndRows:
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), named: dict | None = None) -> Any:
         named = named or {}
-        if function is F.linear and isinstance(args[0], EndRows):
+        if function is F.linear and isinstance(args[0], DeferredRows):
             return args[0].linear(*args[1:], **named)
         if function is torch.cat and _last(*args[1:], **named) and all(one.dim() == 2 for one in args[0]):
-            first = next(one for one in args[0] if isinstance(one, EndRows))
-            blocks = (one.blocks if isinstance(one, EndRows) else [(None, None, one)] for one in args[0])
+            first = next(one for one in args[0] if isinstance(one, DeferredRows))
+            blocks = (one.blocks if isinstance(one, DeferredRows) else [(None, None, one)] for one in args[0])
             return cls(first.graph, first.trace, *chain.from_iterable(blocks))
         return function(*_rows(args), **{name: _rows(value) for name, value in named.items()})
 
@@ -113,7 +113,7 @@ def _operator(name: str) -> Callable:
 
 
 for _name in OPERATORS:
-    setattr(EndRows, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(DeferredRows, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def _width(block: Block) -> int:
@@ -130,14 +130,14 @@ def _last(dim: int = 0) -> bool:
 
 def _rows(value: Any) -> Any:
     """The same with rows in place of what stands for them."""
-    if isinstance(value, EndRows):
+    if isinstance(value, DeferredRows):
         return value.rows()
     return type(value)(map(_rows, value)) if type(value) in (tuple, list) else value
 
 
-def of_arguments(graph: Neighbours, names: Sequence[str], arguments: dict[str, Any]) -> dict[str, EndRows]:
-    """`EndRows` for each of the arguments `names` of a message, "x_i" or "x_j", that are rows of nodes (N, F)."""
-    ends: dict[str, EndRows] = {}
+def of_arguments(graph: Neighbours, names: Sequence[str], arguments: dict[str, Any]) -> dict[str, DeferredRows]:
+    """`DeferredRows` for each of the arguments `names` of a message, "x_i" or "x_j", that are rows of nodes (N, F)."""
+    ends: dict[str, DeferredRows] = {}
     trace = Trace()
     for name in names:
         given, at_target = arguments.get(name[:-2]), name.endswith("_i")
@@ -145,5 +145,5 @@ def of_arguments(graph: Neighbours, names: Sequence[str], arguments: dict[str, A
         if name.endswith(("_i", "_j")) and isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
             # a copy is kept for gradients: PyG keeps rows of edges, so that a caller may write to x meanwhile
             x = x.clone() if torch.is_grad_enabled() else x
-            ends[name] = EndRows(graph, trace, (x, None, None) if at_target else (None, x, None))
+            ends[name] = DeferredRows(graph, trace, (x, None, None) if at_target else (None, x, None))
     return ends

@@ -2,7 +2,7 @@
 
     total = NeighbourSum(neighbours, weight)            # weight (E,) in the order of neighbours.col, or None
     total(x)                                            # (num_nodes, F); differentiable in x
-    Largest(neighbours)(x)                              # the largest over the edges of each target, as PyG's max
+    NeighbourMax(neighbours)(x)                              # the largest over the edges of each target, as PyG's max
 
 `weighted_sum` of `aggregation` takes weights that change from call to call. Here they stay, so the weights of the
 transposed graph stay as well, and from Python to the kernel a call takes a few microseconds.
@@ -16,8 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnswap.aggregation import bag, segment_sum, transformed, weighted_sum_sorted
-from gnnswap.fused import moments
+from gnnswap.aggregation import segment_sum, transformed, unrecorded_sum, weighted_sum_sorted
+from gnnswap.fused import multi_aggregate
 from gnnswap.neighbours import Neighbours
 
 # attention over a graph of up to so many nodes, and of so many pairs of nodes an edge at most, is faster over all pairs
@@ -60,14 +60,14 @@ class NeighbourSum:
         if transformed(x):
             return weighted_sum_sorted(x, self.graph, self.weight)
         recording = x.requires_grad and torch.is_grad_enabled()
-        return _Sum.apply(x, self) if recording else bag(x, self.graph, self.weight)
+        return _Sum.apply(x, self) if recording else unrecorded_sum(x, self.graph, self.weight)
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, total: NeighbourSum) -> Tensor:
         ctx.total = total
-        return bag(x, total.graph, total.weight)
+        return unrecorded_sum(x, total.graph, total.weight)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
@@ -90,7 +90,7 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
     `weight` (E,), of the edges as given, in `dtype`; ones where it is None. `loop`: the weight of the self-loop that
     every node gets which has none, 1 where edges have no weights; None: the graph stays as it is.
     """
-    edges = graph if loop is None else graph.looped
+    edges = graph if loop is None else graph.with_self_loops
     if weight is None:
         degree = edges.degree.to(dtype)
     else:
@@ -109,12 +109,12 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
     return NeighbourSum(edges, norm if weight is None else norm.mul_(weight))
 
 
-class Largest:
+class NeighbourMax:
     """The largest x[j] over the edges (j -> i) of each target, (num_nodes, F); 0 for targets without edges. Ties share
-    the gradient as PyG's (`fused.moments`)."""
+    the gradient as PyG's (`fused.multi_aggregate`)."""
 
     def __init__(self, graph: Neighbours) -> None:
         self.graph = graph
 
     def __call__(self, x: Tensor) -> Tensor:
-        return moments(x, self.graph, ("max",))[0]
+        return multi_aggregate(x, self.graph, ("max",))[0]

@@ -34,8 +34,8 @@ import psutil
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Predictor
 from gnnlab.profiling import estimates
-from gnnswap.cost import quiet
 from gnnlab.workloads.edge_networks import State
+from gnnswap.cost import quiet
 
 Scenario = Callable[..., Coroutine[Any, Any, Any]]
 Observed = Callable[[str, float, int], tuple[np.ndarray, np.ndarray]]  # what `Client.observed` gives

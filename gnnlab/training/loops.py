@@ -27,9 +27,9 @@ from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.sampling import synchronizer
-from gnnswap.cost import quiet
 from gnnlab.profiling.timing import stopwatch
 from gnnlab.workloads.tables import FeatureTable, scores
+from gnnswap.cost import quiet
 from gnnswap.errors import one_line
 
 MARGIN = 0.005  # of a validation score: what is closer is equal

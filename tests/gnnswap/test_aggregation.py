@@ -106,13 +106,13 @@ def test_a_graph_with_self_loops_is_prepared_as_its_edges_without_and_a_loop_a_n
     edge_index, nodes = graph
     given, plain = Neighbours.prepare(edge_index, nodes), edge_index[:, edge_index[0] != edge_index[1]]
     with_loops = torch.cat([plain, torch.arange(nodes).expand(2, -1)], dim=1)
-    for derived, edges in ((given, edge_index), (given.looped, with_loops)):
+    for derived, edges in ((given, edge_index), (given.with_self_loops, with_loops)):
         expected = Neighbours.prepare(edges, nodes)
         for name in ("rowptr", "col", "order"):
             assert torch.equal(getattr(derived, name), getattr(expected, name)), name
     dense = torch.zeros(nodes, nodes, dtype=torch.float64)
     dense.index_put_((with_loops[1], with_loops[0]), torch.ones(with_loops.shape[1]).double(), accumulate=True)
-    torch.testing.assert_close(given.looped.log_counts.exp(), dense)
+    torch.testing.assert_close(given.with_self_loops.log_counts.exp(), dense)
 
 
 @settings(max_examples=40, deadline=None)
@@ -201,7 +201,7 @@ def test_sums_and_their_gradients_are_the_same_on_a_cuda_device():
     def results(device):
         rows, factors = (one.to(device).detach().requires_grad_() for one in (x, weight))
         graph = GraphCache().get(edge_index.to(device), 40)
-        outs = [weighted_sum(rows, graph, factors), weighted_sum(rows, graph.looped), mean(rows, graph)]
+        outs = [weighted_sum(rows, graph, factors), weighted_sum(rows, graph.with_self_loops), mean(rows, graph)]
         grads = torch.autograd.grad(sum(out.sin().sum() for out in outs), (rows, factors))
         return [one.cpu() for one in (*outs, *grads)]
 

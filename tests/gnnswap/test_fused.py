@@ -60,87 +60,87 @@ def fixed_rows(like):
 CASES = {
     "sum of relu": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: fused.moments(y, g, ("sum",), g.sorted_weight(e), relu=True)[0],
+        lambda g, y, e: fused.multi_aggregate(y, g, ("sum",), g.sorted_weight(e), relu=True)[0],
         lambda j, i, y, e: scatter((y[j] + e).relu(), i, 0, NODES),
     ),
     "moments": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: torch.stack(fused.moments(y, g, MOMENTS, g.sorted_weight(e))),
+        lambda g, y, e: torch.stack(fused.multi_aggregate(y, g, MOMENTS, g.sorted_weight(e))),
         lambda j, i, y, e: several(y[j] + e, i),
     ),
     "softmax": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
-        lambda g, y, e, t: fused.softened(y, g, t, g.sorted_weight(e), relu=True),
+        lambda g, y, e, t: fused.softmax_aggregate(y, g, t, g.sorted_weight(e), relu=True),
         lambda j, i, y, e, t: softened((y[j] + e).relu(), i, t),
     ),
     "gate": (
         lambda k: [rows(NODES, 2 * WIDTH, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
-        lambda g, a, b: fused.gated(a, b, g),
+        lambda g, a, b: fused.gated_sum(a, b, g),
         lambda j, i, a, b: gated(*(a[j] + b[i]).chunk(2, 1), i),
     ),
     "gate that targets add to": (
         lambda k: [rows(NODES, 2 * WIDTH, **k), rows(NODES, seed=1, **k), rows(EDGES, 2 * WIDTH, seed=2, **k)],
-        lambda g, a, b, e: fused.gated(a, b, g, g.sorted_weight(e)),
+        lambda g, a, b, e: fused.gated_sum(a, b, g, g.sorted_weight(e)),
         lambda j, i, a, b, e: gated((a[j] + e)[:, :WIDTH] + b[i], (a[j] + e)[:, WIDTH:], i),
     ),
     "gate of softplus": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
-        lambda g, a, b, e: fused.gated(a, b, g, g.sorted_weight(e), softplus=True),
+        lambda g, a, b, e: fused.gated_sum(a, b, g, g.sorted_weight(e), softplus=True),
         lambda j, i, a, b, e: gated((a[j] + b[i] + e)[:, :WIDTH], F.softplus((a[j] + b[i] + e)[:, WIDTH:]), i),
     ),
     "sum of relu, edges as given": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k)],
-        lambda g, y, e: fused.moments(y, g, ("sum",), e, relu=True, as_given=True)[0],
+        lambda g, y, e: fused.multi_aggregate(y, g, ("sum",), e, relu=True, as_given=True)[0],
         lambda j, i, y, e: scatter((y[j] + e).relu(), i, 0, NODES),
     ),
     "softmax, edges as given": (
         lambda k: [rows(NODES, **k), rows(EDGES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
-        lambda g, y, e, t: fused.softened(y, g, t, e, as_given=True),
+        lambda g, y, e, t: fused.softmax_aggregate(y, g, t, e, as_given=True),
         lambda j, i, y, e, t: softened(y[j] + e, i, t),
     ),
     "gate, edges as given": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES, EDGES))],
-        lambda g, a, b, e: fused.gated(a, b, g, e, as_given=True),
+        lambda g, a, b, e: fused.gated_sum(a, b, g, e, as_given=True),
         lambda j, i, a, b, e: gated(*(a[j] + b[i] + e).chunk(2, 1), i),
     ),
     "moments, edges without a gradient": (
         lambda k: [rows(NODES, **k)],
-        lambda g, y: torch.stack(fused.moments(y, g, MOMENTS, fixed_rows(y), relu=True, as_given=True)),
+        lambda g, y: torch.stack(fused.multi_aggregate(y, g, MOMENTS, fixed_rows(y), relu=True, as_given=True)),
         lambda j, i, y: several((y[j] + fixed_rows(y)).relu(), i),
     ),
     "moments without edges": (
         lambda k: [rows(NODES, **k)],
-        lambda g, y: torch.stack(fused.moments(y, g, MOMENTS)),
+        lambda g, y: torch.stack(fused.multi_aggregate(y, g, MOMENTS)),
         lambda j, i, y: several(y[j], i),
     ),
     "softmax, edges without a gradient": (
         lambda k: [rows(NODES, **k), torch.tensor([0.7], dtype=k["dtype"], requires_grad=True)],
-        lambda g, y, t: fused.softened(y, g, t, fixed_rows(y), relu=True, as_given=True),
+        lambda g, y, t: fused.softmax_aggregate(y, g, t, fixed_rows(y), relu=True, as_given=True),
         lambda j, i, y, t: softened((y[j] + fixed_rows(y)).relu(), i, t),
     ),
     "gate of softplus, edges without a gradient": (
         lambda k: [rows(n, 2 * WIDTH, seed=s, **k) for s, n in enumerate((NODES, NODES))],
-        lambda g, a, b: fused.gated(a, b, g, fixed_rows(a), softplus=True, as_given=True),
+        lambda g, a, b: fused.gated_sum(a, b, g, fixed_rows(a), softplus=True, as_given=True),
         lambda j, i, a, b: gated_softplus(a[j] + b[i] + fixed_rows(a), i),
     ),
     "scale": (
         lambda k: [rows(NODES, **k), rows(EDGES, seed=1, **k)],
-        lambda g, x, e: fused.scaled(x, e, g),
+        lambda g, x, e: fused.edge_weighted_sum(x, e, g),
         lambda j, i, x, e: scatter(x[j] * e, i, 0, NODES),
     ),
     "pairs": (
         lambda k: [rows(NODES, **k), rows(NODES, seed=1, **k)],
-        lambda g, a, b: fused.pairs(a, b, g, relu=False).index_select(0, g.place),
+        lambda g, a, b: fused.edge_rows(a, b, g, relu=False).index_select(0, g.place),
         lambda j, i, a, b: a[j] + b[i],
     ),
     "relu of pairs": (
         lambda k: [rows(NODES, **k), rows(NODES, seed=1, **k)],
-        lambda g, a, b: fused.pairs(a, b, g, relu=True).index_select(0, g.place),
+        lambda g, a, b: fused.edge_rows(a, b, g, relu=True).index_select(0, g.place),
         lambda j, i, a, b: (a[j] + b[i]).relu(),
     ),
     "modulation": (
         lambda k: [rows(NODES, **k), rows(NODES, 2 * WIDTH, seed=1, **k)],
-        lambda g, x, b: fused.modulated(x, b, g),
+        lambda g, x, b: fused.film_sum(x, b, g),
         lambda j, i, x, b: scatter((b[i, WIDTH:] * x[j] + b[i, :WIDTH]).relu(), i, 0, NODES),
     ),
 }
@@ -211,7 +211,7 @@ def test_extremes_and_sums_of_nan_and_infinity_are_those_of_pyg_s_aggregations(a
         tensors[0][1], tensors[1][:20] = 0.5, 0.5  # some messages are alike
         tensors[which][4:6, 2] = value
     expected = aggregation_resolver(aggr)(tensors[0][edge_index[0]] + tensors[1], edge_index[1], dim_size=NODES)
-    (got,) = fused.moments(tensors[0], neighbours, (aggr,), tensors[1], as_given=True)
+    (got,) = fused.multi_aggregate(tensors[0], neighbours, (aggr,), tensors[1], as_given=True)
     torch.testing.assert_close(got, expected, equal_nan=True)
     gradients = [torch.autograd.grad(out, tensors, torch.ones_like(out)) for out in (got, expected)]
     for ours, theirs in zip(*gradients, strict=True):
@@ -238,7 +238,7 @@ def test_blocks_cover_each_node_once_whatever_the_degrees():
 def test_a_graph_without_edges_gives_zeros():
     neighbours = Neighbours.prepare(torch.empty(2, 0, dtype=torch.int64), NODES)
     y, edge = rows(NODES), rows(0)
-    out = fused.moments(y, neighbours, MOMENTS, edge)
+    out = fused.multi_aggregate(y, neighbours, MOMENTS, edge)
     assert not torch.stack(out).any()
     assert not torch.autograd.grad(torch.stack(out).sum(), y)[0].any()
 
@@ -246,9 +246,9 @@ def test_a_graph_without_edges_gives_zeros():
 def test_what_does_not_fit_is_refused_before_compiled_code_reads_it():
     _, neighbours = graph()
     with pytest.raises(SwapError, match="edge features must be"):
-        fused.moments(rows(NODES), neighbours, ("sum",), rows(EDGES, WIDTH - 1))
+        fused.multi_aggregate(rows(NODES), neighbours, ("sum",), rows(EDGES, WIDTH - 1))
     with pytest.raises(SwapError, match="x must be"):
-        fused.modulated(rows(NODES - 1), rows(NODES, 2 * WIDTH), neighbours)
+        fused.film_sum(rows(NODES - 1), rows(NODES, 2 * WIDTH), neighbours)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.int64])
@@ -256,12 +256,12 @@ def test_types_that_the_loops_do_not_take_are_refused_in_one_line(kind):
     _, neighbours = graph()
     x, wide, edge = (torch.ones(*shape, dtype=kind) for shape in ((NODES, 4), (NODES, 8), (EDGES, 4)))
     calls = [
-        lambda: fused.moments(x, neighbours, MOMENTS),
-        lambda: fused.softened(x, neighbours, torch.ones(1)),
-        lambda: fused.gated(wide, wide, neighbours),
-        lambda: fused.modulated(x, wide, neighbours),
-        lambda: fused.pairs(x, x, neighbours),
-        lambda: fused.scaled(x, edge, neighbours),
+        lambda: fused.multi_aggregate(x, neighbours, MOMENTS),
+        lambda: fused.softmax_aggregate(x, neighbours, torch.ones(1)),
+        lambda: fused.gated_sum(wide, wide, neighbours),
+        lambda: fused.film_sum(x, wide, neighbours),
+        lambda: fused.edge_rows(x, x, neighbours),
+        lambda: fused.edge_weighted_sum(x, edge, neighbours),
     ]
     for call in calls:
         with refused(f"take float32 or float64 on a CPU, not {kind}"):
@@ -274,7 +274,7 @@ from gnnswap import fused_numba, fused
 from gnnswap.neighbours import Neighbours
 neighbours = Neighbours.prepare(torch.tensor([[0, 1], [1, 1]]), 3)
 y, edge = torch.ones(3, 2), torch.ones(2, 2)
-fused.moments(y, neighbours, ("sum",), edge, relu=True)
+fused.multi_aggregate(y, neighbours, ("sum",), edge, relu=True)
 done = fused_numba.Compiled
 print(done.fresh, done.stored, done.seconds > 0)
 """
@@ -303,10 +303,10 @@ def test_where_no_folder_can_be_written_it_compiles_all_the_same():
 def test_a_forked_child_computes_alone(monkeypatch):
     monkeypatch.setattr(fused_numba, "SMALL", 0)
     y, (_, neighbours) = rows(NODES), graph()
-    (expected,) = fused.moments(y, neighbours, ("sum",))
+    (expected,) = fused.multi_aggregate(y, neighbours, ("sum",))
     child = os.fork()
     if child == 0:  # only the pass: torch's own operators would wait for threads that the child does not have
-        (found,) = fused.moments(y, neighbours, ("sum",))
+        (found,) = fused.multi_aggregate(y, neighbours, ("sum",))
         os._exit(0 if found.tolist() == expected.tolist() else 1)
     assert os.waitpid(child, 0)[1] == 0
 

@@ -57,8 +57,8 @@ def test_a_broken_pass_is_refused(monkeypatch):
     def wrong(*given, **named):
         return [1.001 * one for one in moments(*given, **named)]
 
-    moments = fused.moments
-    monkeypatch.setattr(fused, "moments", wrong)
+    moments = fused.multi_aggregate
+    monkeypatch.setattr(fused, "multi_aggregate", wrong)
     layer = swap(build("GINE")).model
     layer(*arguments("GINE", edges_of("many edges"), 13)[1])
     assert layer._fast.mechanism == NONE

@@ -120,15 +120,15 @@ def test_many_edge_types_and_snapshots_stay():
     cache, tensors = GraphCache(), [edges(500, 100, seed) for seed in range(140)]
     graphs = [cache.get(tensor, 100) for tensor in tensors]
     for graph in graphs:
-        graph.transposed, graph.looped.order  # noqa: B018  made with it
+        graph.transposed, graph.with_self_loops.order  # noqa: B018  made with it
     assert all(cache.get(tensor, 100) is graph for tensor, graph in zip(tensors, graphs, strict=True))
 
 
 def derive(graph):
     """What layers ask for."""
-    graph.of_weight(None, gcn_sum, torch.float32, 1.0).transposed  # noqa: B018
-    graph.of_weight(torch.rand(graph.num_edges), fixed_sum, torch.float32, False)
-    graph.heads(2).transposed, graph.looped.order
+    graph.cached_by_weight(None, gcn_sum, torch.float32, 1.0).transposed  # noqa: B018
+    graph.cached_by_weight(torch.rand(graph.num_edges), fixed_sum, torch.float32, False)
+    graph.heads(2).transposed, graph.with_self_loops.order
 
 
 def test_graphs_with_all_that_is_derived_are_bounded_by_bytes_and_those_that_go_are_freed_at_once():
@@ -201,7 +201,7 @@ def test_a_graph_of_inference_mode_is_known_by_its_contents_and_serves_training(
         assert cache.get(inside, 40) is graph
         derive(graph)
     x = torch.randn(40, 3, requires_grad=True)
-    graph.of_weight(None, gcn_sum, torch.float32, 1.0)(x).sum().backward()
+    graph.cached_by_weight(None, gcn_sum, torch.float32, 1.0)(x).sum().backward()
     assert x.grad is not None
 
 
@@ -218,9 +218,9 @@ def test_threads_share_a_cache():
                 k = drawn.randrange(len(tensors))
                 edge_index = tensors[k] if drawn.random() < 0.5 else tensors[k].clone()
                 graph = cache.get(edge_index, 1000 + k)
-                total = graph.of_weight(None, fixed_sum, torch.float32, False)
+                total = graph.cached_by_weight(None, fixed_sum, torch.float32, False)
                 assert torch.equal(total(xs[: 1000 + k]), expected[k])
-                graph.heads(2), graph.transposed, graph.looped.order
+                graph.heads(2), graph.transposed, graph.with_self_loops.order
                 if drawn.random() < 0.02:
                     cache.forget()
         except BaseException as error:
@@ -240,22 +240,24 @@ def test_threads_share_a_cache():
 
 def test_what_is_kept_is_known_by_its_function_and_arguments():
     graph = Neighbours.prepare(edges(200, 40), 40)
-    first = graph.once(in_order)
-    assert graph.once(in_order) is first and graph.once(in_order, 3) is not first
-    assert torch.equal(graph.once(in_order, 3), first + 3)
-    assert torch.equal(graph.once(in_reverse), first.flip(0))  # another function, the same arguments
+    first = graph.cached(in_order)
+    assert graph.cached(in_order) is first and graph.cached(in_order, 3) is not first
+    assert torch.equal(graph.cached(in_order, 3), first + 3)
+    assert torch.equal(graph.cached(in_reverse), first.flip(0))  # another function, the same arguments
     graph.forget()
-    assert graph.once(in_order) is not first and torch.equal(graph.once(in_order), first)
+    assert graph.cached(in_order) is not first and torch.equal(graph.cached(in_order), first)
 
 
 def test_what_is_derived_from_weights_follows_them():
     graph, weight = Neighbours.prepare(edges(200, 40), 40), torch.rand(200)
-    first = graph.of_weight(weight, scaled, 2)
-    assert graph.of_weight(weight, scaled, 2) is first and torch.equal(graph.of_weight(weight, scaled, 3), weight * 3)
+    first = graph.cached_by_weight(weight, scaled, 2)
+    assert graph.cached_by_weight(weight, scaled, 2) is first and torch.equal(
+        graph.cached_by_weight(weight, scaled, 3), weight * 3
+    )
     weight.mul_(2)
-    assert torch.equal(graph.of_weight(weight, scaled, 2), weight * 2)
+    assert torch.equal(graph.cached_by_weight(weight, scaled, 2), weight * 2)
     weight.data.mul_(2)  # behind torch's back
-    assert torch.equal(graph.of_weight(weight, scaled, 2), weight * 2)
+    assert torch.equal(graph.cached_by_weight(weight, scaled, 2), weight * 2)
 
 
 def test_weights_are_sorted_once_and_again_when_they_change():

@@ -8,7 +8,7 @@ from torch_geometric.utils import scatter, softmax
 from gnnswap import attention, fused
 from gnnswap.aggregation import mean, weighted_sum
 from gnnswap.neighbours import Neighbours
-from gnnswap.sums import Largest, NeighbourSum
+from gnnswap.sums import NeighbourMax, NeighbourSum
 
 NODES, SOURCES, EDGES, WIDTH, HEADS = 4, 5, 7, 2, 2
 GRAPHS = {  # the last target has no edges, the last source sends none; an edge comes twice, node 1 has a loop
@@ -57,7 +57,7 @@ CASES = {
     ),
     "largest": (
         [(SOURCES, W)],
-        lambda g, x: Largest(g)(x),
+        lambda g, x: NeighbourMax(g)(x),
         lambda e, x: scatter(x[e[0]], e[1], 0, NODES, "max"),
     ),
     "pair scores": (
@@ -117,62 +117,62 @@ CASES = {
     ),
     "moments": (
         [(SOURCES, W)],
-        lambda g, y: torch.cat(fused.moments(y, g, MOMENTS)),
+        lambda g, y: torch.cat(fused.multi_aggregate(y, g, MOMENTS)),
         lambda e, y: several(y[e[0]], e[1]),
     ),
     "moments of relu": (
         [(SOURCES, W), (E, W)],
-        lambda g, y, c: torch.cat(fused.moments(y, g, MOMENTS[:2], c, relu=True, as_given=True)),
+        lambda g, y, c: torch.cat(fused.multi_aggregate(y, g, MOMENTS[:2], c, relu=True, as_given=True)),
         lambda e, y, c: several((y[e[0]] + c).relu(), e[1])[: 2 * NODES],
     ),
     "moments of edges": (
         [(SOURCES, W), (E, W)],
-        lambda g, y, c: torch.cat(fused.moments(y, g, MOMENTS, by_target(g, c))),
+        lambda g, y, c: torch.cat(fused.multi_aggregate(y, g, MOMENTS, by_target(g, c))),
         lambda e, y, c: several(y[e[0]] + c, e[1]),
     ),
     "softmax aggregation": (
         [(SOURCES, W), (E, W), (1,)],
-        lambda g, y, c, t: fused.softened(y, g, t, c, relu=True, as_given=True),
+        lambda g, y, c, t: fused.softmax_aggregate(y, g, t, c, relu=True, as_given=True),
         lambda e, y, c, t: softened((y[e[0]] + c).relu(), t, e[1]),
     ),
     "softmax aggregation without edges": (
         [(SOURCES, W), ()],
-        lambda g, y, t: fused.softened(y, g, t),
+        lambda g, y, t: fused.softmax_aggregate(y, g, t),
         lambda e, y, t: softened(y[e[0]], t, e[1]),
     ),
     "gate": (
         [(SOURCES, 2 * W), (NODES, 2 * W)],
-        lambda g, a, b: fused.gated(a, b, g),
+        lambda g, a, b: fused.gated_sum(a, b, g),
         lambda e, a, b: gated(a[e[0]] + b[e[1]], False, e[1]),
     ),
     "gate that targets add to": (
         [(SOURCES, 2 * W), (NODES, W), (E, 2 * W)],
-        lambda g, a, b, c: fused.gated(a, b, g, by_target(g, c)),
+        lambda g, a, b, c: fused.gated_sum(a, b, g, by_target(g, c)),
         lambda e, a, b, c: gated(a[e[0]] + c + F.pad(b, (0, W))[e[1]], False, e[1]),
     ),
     "gate of softplus": (
         [(SOURCES, 2 * W), (NODES, 2 * W), (E, 2 * W)],
-        lambda g, a, b, c: fused.gated(a, b, g, c, softplus=True, as_given=True),
+        lambda g, a, b, c: fused.gated_sum(a, b, g, c, softplus=True, as_given=True),
         lambda e, a, b, c: gated(a[e[0]] + b[e[1]] + c, True, e[1]),
     ),
     "modulation": (
         [(SOURCES, W), (NODES, 2 * W)],
-        lambda g, x, b: fused.modulated(x, b, g),
+        lambda g, x, b: fused.film_sum(x, b, g),
         lambda e, x, b: summed((b[e[1], W:] * x[e[0]] + b[e[1], :W]).relu(), e),
     ),
     "pairs": (
         [(SOURCES, W), (NODES, W)],
-        lambda g, a, b: fused.pairs(a, b, g, as_given=True),
+        lambda g, a, b: fused.edge_rows(a, b, g, as_given=True),
         lambda e, a, b: a[e[0]] + b[e[1]],
     ),
     "relu of pairs": (
         [(SOURCES, W), (NODES, W)],
-        lambda g, a, b: fused.pairs(a, b, g, relu=True).index_select(0, g.place),
+        lambda g, a, b: fused.edge_rows(a, b, g, relu=True).index_select(0, g.place),
         lambda e, a, b: (a[e[0]] + b[e[1]]).relu(),
     ),
     "scaled": (
         [(SOURCES, W), (E, W)],
-        lambda g, x, c: fused.scaled(x, c, g),
+        lambda g, x, c: fused.edge_weighted_sum(x, c, g),
         lambda e, x, c: summed(x[e[0]] * c, e),
     ),
 }
