@@ -171,9 +171,18 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """A deep copy, but for what `memo` holds; torch makes none of results that want a gradient, which some layers keep
     when they were trained."""
     kept = [value for one in module.modules() for value in vars(one).values() if isinstance(value, Tensor)]
-    results = {id(value): value.detach().clone() for value in kept if not value.is_leaf}
+    memo = {id(value): value.detach().clone() for value in kept if not value.is_leaf} | (memo or {})
+    # PyG 2.6 copies its linear layers by making new ones: without hooks, and with weights of their own
+    anew = [one for one in module.modules() if _is_pyg(getattr(type(one), "__deepcopy__", None))]
+    memo |= {id(one): object.__new__(type(one)) for one in anew}
     with guarded_sequential():
-        return copy.deepcopy(module, results | (memo or {}))
+        for one in anew:
+            memo[id(one)].__dict__.update(copy.deepcopy(vars(one), memo))
+        return copy.deepcopy(module, memo)
+
+
+def _is_pyg(function: Any) -> bool:
+    return getattr(function, "__module__", "").startswith("torch_geometric.")
 
 
 def difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Arguments) -> tuple[float, str]:

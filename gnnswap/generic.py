@@ -66,8 +66,13 @@ def supported(layer: MessagePassing, kind: type[MessagePassing], edge_index: Any
         and kind.aggregate is MessagePassing.aggregate
         and kind._collect is MessagePassing._collect
         and not (_REPLACEABLE & layer.__dict__.keys())
-        and not hooked_within(layer, deep=not is_pyg_code(kind.message) or "message" in layer.__dict__)
+        and not hooked_within(layer, deep=not _alone(layer, kind.message))
     )
+
+
+def _alone(layer: MessagePassing, message: Any) -> bool:
+    """Is it a message of PyG's that follows from its arguments alone, and so calls no module of the layer?"""
+    return "message" not in layer.__dict__ and is_pyg_code(message) and _needs_arguments_alone(message)
 
 
 @functools.cache
@@ -280,7 +285,7 @@ class _Call:
         """(tensors, all else) that the weights follow from, where the message is PyG's own and they follow from its
         arguments alone; None else."""
         message = type(self.layer).message
-        if "message" in self.layer.__dict__ or not is_pyg_code(message) or not _needs_arguments_alone(message):
+        if not _alone(self.layer, message):
             return None
         key: list[Any] = [
             message,

@@ -128,7 +128,7 @@ class SwapReport:
         """(path, class, why) of the layers that stay as they were."""
         modules = dict(self.model.named_modules())
         compared = [(path, _class(m), _why(m)) for path, m in modules.items() if _mechanism(m) == NONE]
-        places = {path: at for at, path in enumerate(modules)}
+        places = {path: at for at, path in enumerate(modules)} | {"": len(modules)}
         return tuple(sorted([*self._refused, *compared], key=lambda one: places[one[0]]))
 
     def revert(self) -> nn.Module:
@@ -221,7 +221,13 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
     """Compares each layer and the whole on the example; what is not equal, or not faster, gets its class back."""
     own = _copy(model, buffers=True).eval()
     inputs: dict[str, tuple[tuple, dict]] = {}
-    expected = _with_inputs(own, model, batch, inputs)
+    first_batch = cloned(batch)
+    versions = [tensor._version for tensor in tensors_in(first_batch)]
+    expected = _with_inputs(own, model, first_batch, inputs)
+    written = versions != [tensor._version for tensor in tensors_in(first_batch)]
+    give = (
+        partial(cloned, batch) if written else lambda: batch
+    )  # each run of a model that writes to its inputs has its own
     report.runs += 1
     twin = _copy(report.model, buffers=True).eval()
     for path, layer in list(twin.named_modules()):
@@ -237,14 +243,14 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
     if not report.replaced:
         return
     twin = _copy(report.model, buffers=True).eval()  # the state of the first one has moved
-    run = torch.no_grad()(partial(call, twin, batch))
+    run = torch.no_grad()(lambda: call(twin, give()))
     try:
         first = peak_memory(run, torch.device("cpu")) if measure and _measurable() else None
         got = run() if first is None else first.result
         report.runs += 1
         error = parity.error(_outputs(got), _outputs(expected), name="the output")
         if error > tolerance and not error.why:
-            error = _beyond_rounding(model, report.model, batch, tolerance)
+            error = _beyond_rounding(model, report.model, give, tolerance)
             report.runs += 3
         why = error.why or (
             f"outputs differ by {error:.1e} relative, allowed is {tolerance:.0e}" if error > tolerance else ""
@@ -255,11 +261,11 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
         report.parity_error = float(error)
         if measure:
             kept = _held(twin)
-            report.time = _whole(report, own, twin, batch)
+            report.time = _whole(report, own, twin, give)
             if report.time.high < 1:
                 why = f"with fast layers the whole model is slower here: {report.time} forward"
             elif first is not None:
-                report.memory = _memory(own, twin, batch, first.peak, kept)
+                report.memory = _memory(own, twin, give, first.peak, kept)
     if why:
         _reverted(report.model)
         report.time = report.parity_error = None
@@ -342,19 +348,19 @@ def _decided(ratio: Ratio) -> bool:
     return ratio.low > LEAST_GAIN or ratio.high < 1
 
 
-def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, batch: Any) -> Ratio:
-    before, after = (torch.no_grad()(partial(call, one, batch)) for one in (own, twin))
+def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, give: Callable[[], Any]) -> Ratio:
+    before, after = (torch.no_grad()(partial(_given, one, give)) for one in (own, twin))
     before(), after()
     ratio = compare_times(before, after, WHOLE_SECONDS, lambda r: r.n >= 30 and _decided(r))
     report.runs += 2 + 2 * ratio.n
     return ratio
 
 
-def _memory(own: nn.Module, twin: nn.Module, batch: Any, first_call: int, kept: int) -> Memory:
+def _memory(own: nn.Module, twin: nn.Module, give: Callable[[], Any], first_call: int, kept: int) -> Memory:
     cpu = torch.device("cpu")
-    before, after = (peak_memory(torch.no_grad()(partial(call, one, batch)), cpu).peak for one in (own, twin))
+    before, after = (peak_memory(torch.no_grad()(partial(_given, one, give)), cpu).peak for one in (own, twin))
     with suppress(Exception), torch.enable_grad():  # a model need not be trainable
-        _step(call(twin, batch), [p for p in twin.parameters() if p.requires_grad])
+        _step(call(twin, give()), [p for p in twin.parameters() if p.requires_grad])
     return Memory(before, after, first_call, kept, _held(twin))
 
 
@@ -368,7 +374,7 @@ def _measurable() -> bool:
     return not torch.autograd.profiler._is_profiler_enabled
 
 
-def _beyond_rounding(model: nn.Module, fast: nn.Module, batch: Any, tolerance: float) -> parity.Deviation:
+def _beyond_rounding(model: nn.Module, fast: nn.Module, give: Callable[[], Any], tolerance: float) -> parity.Deviation:
     """The error with float64 as the truth: the model's own float32 says how far off from it a right result may be.
     Infinite where the model does not run in float64."""
 
@@ -378,12 +384,16 @@ def _beyond_rounding(model: nn.Module, fast: nn.Module, batch: Any, tolerance: f
 
     own, fast = (_copy(one, buffers=True).eval() for one in (model, fast))
     try:
-        exact = outputs(copied(own).double(), in_float64(batch))
+        exact = outputs(copied(own).double(), in_float64(cloned(give())))
     except Exception:  # a forward that makes float32 tensors of its own
         return parity.Deviation(
             math.inf, "", "outputs differ, and the model does not run in float64, which would decide"
         )
-    return parity.error(outputs(fast, batch), outputs(own, batch), exact, rtol=tolerance, name="the output")
+    return parity.error(outputs(fast, give()), outputs(own, give()), exact, rtol=tolerance, name="the output")
+
+
+def _given(model: nn.Module, give: Callable[[], Any]) -> Any:
+    return call(model, give())
 
 
 def _outputs(result: Any) -> list[Tensor]:

@@ -283,3 +283,20 @@ def test_gradients_that_a_message_changes_or_turns_off_later_are_those_of_the_me
             out = model(leaf, edge_index)
             found.append(torch.autograd.grad(out.sum(), leaf)[0] if out.requires_grad else None)
         torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
+def test_a_hook_on_a_module_that_a_message_of_pyg_calls_runs(register):
+    layer, (x, edge_index) = (
+        pyg.CGConv(6, aggr="mean").double(),
+        (torch.randn(9, 6).double(), torch.randint(9, (2, 30))),
+    )
+    fast = swap(copy.deepcopy(layer), (x, edge_index), measure=False).model
+    found = []
+    for model in (layer, fast):
+        getattr(model.lin_s, register)(lambda module, given, result: 3 * result if "forward" in register else None)
+        if "backward" in register:
+            model.lin_s.register_full_backward_hook(lambda module, given, result: (2 * given[0],))
+        leaf = x.clone().requires_grad_()
+        found.append(torch.autograd.grad(model(leaf, edge_index).square().sum(), leaf)[0])
+    torch.testing.assert_close(*found)

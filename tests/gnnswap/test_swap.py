@@ -170,9 +170,9 @@ def test_where_float32_disagrees_float64_and_the_rounding_of_the_model_itself_de
 
     x = torch.linspace(-1, 1, 101)
     assert error(Coarse()(x), x) > 1e-5
-    assert replace._beyond_rounding(Coarse(), nn.Identity(), (x,), 1e-5) <= 1e-5
-    assert replace._beyond_rounding(Coarse(), Off(), (x,), 1e-5) > 1e-5
-    assert replace._beyond_rounding(nn.Identity(), Coarse(), (x,), 1e-5) > 1e-5
+    assert replace._beyond_rounding(Coarse(), nn.Identity(), lambda: (x,), 1e-5) <= 1e-5
+    assert replace._beyond_rounding(Coarse(), Off(), lambda: (x,), 1e-5) > 1e-5
+    assert replace._beyond_rounding(nn.Identity(), Coarse(), lambda: (x,), 1e-5) > 1e-5
 
 
 # ---- the clock ------------------------------------------------------------------------------------------------------
@@ -287,3 +287,21 @@ def test_copies_of_two_models_of_pygs_sequential_under_one_seed_have_a_forward_e
         torch.testing.assert_close(copied(model)(x, edge_index), model(x, edge_index))
     assert pyg.Sequential.forward is before
     random.seed()
+
+
+class WritesToInput(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.conv, self.factor = GCNConv(5, 4), factor
+
+    def forward(self, x, edge_index):
+        x.mul_(2)
+        return self.conv(x, edge_index) * (1 if type(self.conv) is GCNConv else self.factor)
+
+
+@pytest.mark.parametrize(("factor", "replaced"), [(1, 1), (3, 0)])
+def test_a_model_that_writes_to_its_inputs_is_compared_on_equal_ones(factor, replaced):
+    x, edge_index = torch.randn(9, 5), torch.randint(9, (2, 30))
+    before = x.clone()
+    report = swap(WritesToInput(factor), (x, edge_index), measure=False)
+    assert len(report.replaced) == replaced and torch.equal(x, before)
