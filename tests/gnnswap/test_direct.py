@@ -13,7 +13,7 @@ from zoo_cases import CASES, CLOSE, DEGREES, EDGE, GRAPHS, IN, OUT, arguments, a
 from gnnswap import attention, compile_ops, direct
 from gnnswap.direct import FORMS
 from gnnswap.errors import SwapError
-from gnnswap.fused import softened
+from gnnswap.fused import softmax_aggregate
 from gnnswap.neighbours import Neighbours
 from gnnswap.sparse import ANY_SIZE, SparseInputs
 
@@ -301,6 +301,6 @@ def test_the_gradient_of_a_node_without_edges_is_not_in_that_of_the_temperature(
     graph = Neighbours.prepare(torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]), 3)
     y, t = torch.randn(3, 2).double(), torch.ones(1).double().requires_grad_()
     upstream = torch.tensor([[1.0, 2.0], [3.0, 4.0], [torch.nan, torch.inf]]).double()
-    of_all = torch.autograd.grad(softened(y, graph, t), t, upstream)
-    of_those_with_edges = torch.autograd.grad(softened(y, graph, t), t, upstream.nan_to_num(0, 0))
+    of_all = torch.autograd.grad(softmax_aggregate(y, graph, t), t, upstream)
+    of_those_with_edges = torch.autograd.grad(softmax_aggregate(y, graph, t), t, upstream.nan_to_num(0, 0))
     torch.testing.assert_close(of_all, of_those_with_edges)
