@@ -95,7 +95,7 @@ class Form:
 
 
 def form_of(kind: type[nn.Module]) -> Form | None:
-    """The form of this class or of the nearest one that it comes from; whether it is equal there, a trial tells."""
+    """The form of this class or of the nearest one that it comes from; whether it is equal there, `equivalence` tells."""
     return FORMS.get(base_of(kind))
 
 
@@ -105,10 +105,10 @@ def base_of(kind: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def why_not(layer: nn.Module) -> str:
-    """Why this layer has no direct form, in a few words; empty where it has one."""
+    """Why this layer has no own kernel, in a few words; empty where it has one."""
     form = form_of(type(layer))
     if form is None:
-        return "no direct form"
+        return "no own kernel"
     if layer.flow != "source_to_target" or layer.decomposed_layers != 1 or getattr(layer, "cached", False):
         return "its flow, decomposed layers or PyG's own cache"
     if any(map(nn.parameter.is_lazy, layer.parameters())):

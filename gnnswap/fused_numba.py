@@ -39,7 +39,7 @@ _PROCESS = os.getpid()  # a pool of threads does not survive a fork, and GNU's e
 class _Kernel:
     """A function of one block of nodes, run for all: by one thread, or by several, each of which has a block.
 
-    What is small, such as the graphs of a trial, is run by one thread, so that it needs no second compilation.
+    What is small, such as the graphs of a comparison, is run by one thread, so that it needs no second compilation.
     """
 
     def __init__(self, function: Callable) -> None:
