@@ -95,7 +95,7 @@ class Form:
 
 
 def form_of(kind: type[nn.Module]) -> Form | None:
-    """The form of this class or of the nearest one that it comes from; whether it is equal there, `equivalence` tells."""
+    """The form of this class, or of the nearest that it comes from; whether it is equal there, `equivalence` tells."""
     return FORMS.get(base_of(kind))
 
 
