@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.workloads.tables import Target
+from gnnswap.aggregation import Kernel
 
 MOST_FUSED = 8  # fields; beyond, a kernel of all pairs takes too long to compile
 _BATCH = 64  # the batch that is traced; the kernels take any from 2 on
@@ -172,7 +172,7 @@ def fused(*embeddings: Tensor) -> Tensor:
         return symmetric_gram(*embeddings)
     parts = [part.contiguous() for part in embeddings]
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
-        return _Fused.apply(*parts)
+        return _Fused.run(*parts)
     return _kernels(*_kind_of(parts))[0](*parts)[0]
 
 
@@ -180,16 +180,18 @@ def _fits(embeddings: Sequence[Tensor]) -> bool:
     return len(embeddings) <= MOST_FUSED and embeddings[0].shape[0] > 1 and embeddings[0].shape[1] > 0
 
 
-class _Fused(torch.autograd.Function):
+class _Fused(Kernel):
+    plain = staticmethod(pairwise)  # what is differentiated where a gradient of the gradient is wanted
+
     @staticmethod
     def forward(ctx, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(*parts)
+        ctx.settings = ()
         forward, ctx.backward_kernel = _kernels(*_kind_of(parts))
         return forward(*parts)[0]
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
+    def back(ctx, grad: Tensor) -> tuple[Tensor, ...]:
         return tuple(ctx.backward_kernel(grad.contiguous(), *ctx.saved_tensors))
 
 

@@ -78,6 +78,15 @@ def test_the_kernels_take_any_batch_and_layout_and_compile_once(kernels, batch, 
     assert interactions._kernels.cache_info().currsize == before
 
 
+def test_the_kernels_have_the_second_derivatives_of_the_plain_form(kernels):
+    parts = embeddings(7, 3, 5)
+    found = []
+    for form in (fused, pairwise):
+        first = torch.autograd.grad(form(*parts).sin().sum(), parts, create_graph=True)
+        found.append(torch.autograd.grad(sum(one.square().sum() for one in first), parts))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("form", [*EAGER, fused])
 def test_autocast_does_not_change_what_a_form_gives(kernels, form):
     """Sums of products stay in float32 under autocast; a matrix product of the same must, too."""
