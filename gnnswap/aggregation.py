@@ -26,6 +26,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from gnnswap import backends
 from gnnswap.neighbours import Neighbours
 
 CHUNK_NUMBERS = 1 << 18  # of a product per edge that a thread has in memory at once: 1 MiB of float32, within the cache
@@ -116,10 +117,10 @@ def weighted_sum_sorted(x: Tensor, neighbours: Neighbours, weight: Tensor | None
 
 def _plain_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
     rows = x.index_select(0, neighbours.col)
-    return _scattered(rows if weight is None else rows * weight.unsqueeze(1), neighbours)
+    return scattered(rows if weight is None else rows * weight.unsqueeze(1), neighbours)
 
 
-def _scattered(values: Tensor, neighbours: Neighbours) -> Tensor:
+def scattered(values: Tensor, neighbours: Neighbours) -> Tensor:
     """The sum of the values (E, ...), in the order of `neighbours.col`, of each target, (N, ...)."""
     return values.new_zeros(neighbours.num_nodes, *values.shape[1:]).index_add(0, neighbours.row, values)
 
@@ -128,6 +129,14 @@ def unrecorded_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> 
     """One fused call without autograd, weights in the order of `neighbours.col`."""
     if x.numel() == 0:
         return x.new_zeros(neighbours.num_nodes, x.shape[1])
+    passes = backends.triton_for(x)
+    if passes is not None:
+        return passes.weighted_sum(x.detach(), neighbours, None if weight is None else weight.detach())
+    return bag_sum(x, neighbours, weight)
+
+
+def bag_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
+    """`unrecorded_sum` by one embedding bag."""
     if x.requires_grad:  # embedding_bag prepares for a gradient, even if nothing is recorded, and takes twice as long
         x = x.detach()
     # torch.embedding_bag is F.embedding_bag below its checks, which cost as much as a small graph: mode 0 is the sum
@@ -139,13 +148,16 @@ def unrecorded_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> 
 def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     """a[target] . b[source] for each edge, (E,) in the order of `neighbours.col`; a (N, F), b (num_sources, F).
 
-    The E x F products are never in memory: torch's sampled product sums each edge's as it makes them; on other devices
-    and in precisions that it lacks they are made in pieces that fit into the cache. Only where autograd records the
-    call are they made as a whole.
+    The E x F products are never in memory: torch's sampled product, or a Triton kernel, sums each edge's as it makes
+    them; where there is neither they are made in pieces that fit into the cache. Only where autograd records the call
+    are they made as a whole.
     """
     if recorded(a, b) or transformed(a, b):
         return (a.index_select(0, neighbours.row) * b.index_select(0, neighbours.col)).sum(1)
-    precise = a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64)
+    passes = backends.triton_for(a)
+    if passes is not None:
+        return passes.edge_products(a.detach().unsqueeze(1), b.detach().unsqueeze(1), neighbours).squeeze(1)
+    precise = a.is_cpu and a.dtype in (torch.float32, torch.float64)
     if precise and has_csr(neighbours):
         if 1 < a.shape[1] < SAMPLED_WIDTH and a.dtype is torch.float32:
             a, b = (F.pad(one, (0, SAMPLED_WIDTH - one.shape[1])) for one in (a, b))
@@ -167,9 +179,16 @@ def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = N
     are summed as they are.
     """
     if recorded(values) or transformed(values):
-        return _scattered(values if order is None else values.index_select(0, order), neighbours)
+        return scattered(values if order is None else values.index_select(0, order), neighbours)
     if values.shape[0] == 0 or values.numel() == 0:
         return values.new_zeros(neighbours.num_nodes, *values.shape[1:])
+    passes = backends.triton_for(values)
+    if passes is not None:
+        if order is not None and order is not neighbours.order:
+            values, order = values.index_select(0, order), None
+        rows = neighbours.of_edges if order is None else neighbours.of_given_edges
+        summed = passes.weighted_sum(values.detach().reshape(values.shape[0], -1), rows)
+        return summed.view(-1, *values.shape[1:])
     precise = values.dtype in (torch.float32, torch.float64)  # in others segment_reduce adds in the type of the values
     if precise and values.shape[1:].numel() == 1:
         values = values if order is None else values.index_select(0, order)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnswap import aggregation
+from gnnswap import aggregation, backends
 from gnnswap.aggregation import (
     Kernel,
     edge_products,
@@ -30,6 +30,7 @@ from gnnswap.aggregation import (
     transformed,
     weighted_sum_sorted,
 )
+from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours, index_type
 from gnnswap.sums import all_finite
 
@@ -44,6 +45,9 @@ def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
 
     One sampled product over the graph of all heads: 2.5 to 5 times as fast as one for each piece of the edges.
     """
+    passes = backends.triton_for(a)
+    if passes is not None and not transformed(a, b) and not recorded(a, b):
+        return passes.edge_products(a.detach(), b.detach(), neighbours)
     heads, width = a.shape[1:]
     many = neighbours.heads(heads, shared=b.shape[1] == 1)
     dots = edge_products(a.reshape(-1, width), b.reshape(-1, width), many)
@@ -56,6 +60,9 @@ def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tens
     `values` (num_sources, H or 1, C), `weight` (E, H) in the order of `neighbours.col`.
     """
     heads, width = weight.shape[1], values.shape[2]
+    passes = backends.triton_for(values)
+    if passes is not None and not transformed(values, weight) and not recorded(values, weight):
+        return passes.weighted_sum_by_head(values.detach(), neighbours, weight.detach())
     if heads > 1 and width <= NARROW:  # one bag over all heads, for a call costs as much as the sum of a narrow head
         many = neighbours.heads(heads, shared=values.shape[1] == 1)
         weight = weight.reshape(-1).index_select(0, many.order)
@@ -108,8 +115,10 @@ def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
 
 
 def _softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
-    if not transformed(scores):
-        return _Softmax.apply(scores, neighbours)
+    return _plain_softmax(scores, neighbours) if transformed(scores) else _Softmax.apply(scores, neighbours)
+
+
+def _plain_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
     index = neighbours.row.long().view(-1, *[1] * (scores.dim() - 1)).expand_as(scores)
     largest = scores.new_zeros(neighbours.num_nodes, *scores.shape[1:]).detach()
     largest = largest.scatter_reduce(0, index, scores.detach(), "amax", include_self=False)
@@ -146,6 +155,32 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
     """
     weight = _softmax(scores, neighbours)
     return head_sum(values, neighbours, weight if keep is None else weight * keep)
+
+
+def one_pass(
+    kind: str,
+    query: Tensor,
+    key: Tensor | None,
+    values: Tensor,
+    neighbours: Neighbours,
+    *,
+    vector: Tensor | None = None,
+    edge: Tensor | None = None,
+    keep: Tensor | None = None,
+    slope: float = 0.0,
+    scale: float = 1.0,
+) -> Tensor | None:
+    """`attend` with scores made in the same pass, by Triton; None where no kernel serves these tensors.
+
+    "gat": LeakyReLU(key[j, h] + query[i, h] + edge[e, h]), of query (N, H), key (num_sources, H), edge (E, H).
+    "gatv2": vector[h] . LeakyReLU(values[j, h] + query[i, h] + edge[e, h]), of query (N, H, C), no key, vector (H, C),
+    edge (E, H, C). "transformer": scale * query[i, h] . key[j, h], of query (N, H, C), key (num_sources, H, C).
+    """
+    passes = backends.triton_for(values)
+    heads, width = query.shape[1], values.shape[2]
+    if passes is None or not passes.takes_heads(heads, width, values.shape[1] == 1 and heads > 1):
+        return None
+    return _OnePass.run(query, key, values, vector, edge, keep, neighbours, kind, slope, scale)
 
 
 def end_scores(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,6 +231,46 @@ class _PairScores(torch.autograd.Function):
         return segment_sum(grad, back, back.order), segment_sum(grad, ctx.neighbours), None, None
 
 
+class _OnePass(Kernel):
+    """Attention by one pass over the edges of each target, and in the backward pass one more over those of each source:
+    nothing of E x H x C numbers is in memory."""
+
+    @staticmethod
+    def plain(query, key, values, vector, edge, keep, neighbours: Neighbours, kind: str, slope: float, scale: float):
+        col, row = neighbours.col, neighbours.row
+        if kind == "transformer":
+            scores = (query.index_select(0, row) * key.index_select(0, col)).sum(-1) * scale
+        else:
+            scores = query.index_select(0, row) + (values if key is None else key).index_select(0, col)
+        scores = scores if edge is None else scores + edge
+        scores = scores if kind == "transformer" else F.leaky_relu(scores, slope)
+        scores = scores if vector is None else (scores * vector).sum(-1)
+        weight = _plain_softmax(scores, neighbours)
+        weight = weight if keep is None else weight * keep
+        return aggregation.scattered(weight.unsqueeze(2) * values.index_select(0, col), neighbours)
+
+    @staticmethod
+    def forward(ctx, query, key, values, vector, edge, keep, neighbours, kind, slope, scale):
+        passes = backends.triton_for(values)
+        tensors = [None if one is None else one.detach() for one in (query, key, values)]
+        more = {"vector": vector, "edge": edge, "keep": keep}
+        more = {name: None if one is None else one.detach() for name, one in more.items()}
+        out, saved = passes.attend(kind, *tensors, neighbours, **more, slope=slope, scale=scale)
+        ctx.settings = neighbours, kind, slope, scale
+        ctx.save_for_backward(query, key, values, vector, edge, keep, out, *saved)
+        return out
+
+    @staticmethod
+    def back(ctx, grad):
+        (query, key, values, vector, edge, keep, out, *saved) = ctx.saved_tensors
+        neighbours, kind, slope, scale = ctx.settings
+        more = {"vector": vector, "edge": edge, "keep": keep, "slope": slope, "scale": scale}
+        grads = backends.triton_for(values).attend_back(
+            kind, grad, out, saved, query, key, values, neighbours, **more, wanted=ctx.needs_input_grad[:5]
+        )
+        return *grads, *[None] * 5
+
+
 class _AdditiveScores(Kernel):
     @staticmethod
     def plain(source, target, vector, edge, neighbours: Neighbours, slope: float) -> Tensor:
@@ -204,6 +279,8 @@ class _AdditiveScores(Kernel):
 
     @staticmethod
     def forward(ctx, source, target, vector, edge, neighbours: Neighbours, slope: float) -> Tensor:
+        if source.is_cuda:  # it would ask the device whether all is finite
+            raise SwapError(f"no kernel for cuda: heads of {vector.shape[1]} channels do not fit into registers")
         ctx.settings = neighbours, slope
         ctx.save_for_backward(source, target, vector, edge)
         block = _block(vector)
@@ -240,13 +317,19 @@ class _AdditiveScores(Kernel):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
+        ctx.neighbours, passes = neighbours, backends.triton_for(scores)
+        if passes is not None:
+            rows = scores.view(scores.shape[0], -1)
+            shift = passes.log_sum_exp(rows.detach(), neighbours).index_select(0, neighbours.row)
+            weights = (rows - shift).exp().to(scores.dtype).view_as(scores)
+            ctx.save_for_backward(weights)
+            return weights
         small = scores.numel() == 0 or _largest(scores) <= SAFE_SCORE
         if small and scores.dtype is not torch.float16:  # which ends at 65,504
             weights = scores.exp()
         else:
             weights = (scores - segment_max(scores, neighbours).index_select(0, neighbours.row)).exp_()
         weights.div_(segment_sum(weights, neighbours).index_select(0, neighbours.row))
-        ctx.neighbours = neighbours
         ctx.save_for_backward(weights)
         return weights
 

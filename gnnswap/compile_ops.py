@@ -42,13 +42,15 @@ class Traced:
 
     targets = None
 
-    def __init__(self, form: Form, options: Options, edge_index: Tensor, values: Tensor | None) -> None:
+    def __init__(
+        self, form: Form, options: Options, edge_index: Tensor, values: Tensor | None, kernel: str = ""
+    ) -> None:
         if (
             torch.compiler.is_compiling()
         ):  # a float that has changed once is no longer fixed in a trace, unless asked for
             guard = torch.fx.experimental.symbolic_shapes.guard_scalar
             options = tuple(guard(one) if isinstance(one, float) else one for one in options)
-        self.spec, self.edge_index, self.features = repr((form.name, options)), edge_index, values
+        self.spec, self.edge_index, self.features = repr((form.name, options, kernel)), edge_index, values
 
     def __call__(self, x: Tensor) -> Tensor:
         return aggregate([x.contiguous()], self.edge_index, self.features, self.spec, list(x.shape))
@@ -60,9 +62,9 @@ class Traced:
 
 
 @functools.lru_cache(256)
-def _read(spec: str) -> tuple[Form, Options]:
-    name, options = ast.literal_eval(spec)
-    return next(form for form in FORMS.values() if form.name == name), options
+def _read(spec: str) -> tuple[Form, Options, str]:
+    name, options, kernel = ast.literal_eval(spec)
+    return next(form for form in FORMS.values() if form.name == name), options, kernel
 
 
 def _aggregated(
@@ -71,9 +73,9 @@ def _aggregated(
     x = tensors[0]
     if spec == NEIGHBOUR_SUM:
         return weighted_sum(x, _GRAPHS.get(edge_index, shape[0], x.shape[0]), *tensors[1:])
-    form, options = _read(spec)
+    form, options, kernel = _read(spec)
     with torch.inference_mode(False):
-        prepared = form.prepare(options, _GRAPHS.get(edge_index, x.shape[0]), values, x.dtype)
+        prepared = form.prepared(options, _GRAPHS.get(edge_index, x.shape[0]), values, x.dtype, kernel)
     if prepared is None:
         raise SwapError(f"{form.name} within torch.compile: its {form.values} do not fit its options")
     return prepared(x) if form.attend is None else form.attend(options, tensors, prepared)
@@ -109,7 +111,20 @@ def aggregate_back(
             grads = _gradients(grad, [t.detach() for t in tensors], edge_index, values, spec, shape, again=False)[1]
         return [one.contiguous() for one in grads]
 
-    return _other_thread(os.getpid()).submit(compute).result()
+    return _other_thread(os.getpid()).submit(_as_here(grad, compute)).result()
+
+
+def _as_here(of: Tensor, compute: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
+    """`compute` on this thread's CUDA device and stream, whatever those of the thread that it is called on."""
+    if not of.is_cuda:
+        return compute
+    stream = torch.cuda.current_stream(of.device)
+
+    def run() -> list[Tensor]:
+        with torch.cuda.stream(stream):
+            return compute()
+
+    return run
 
 
 def _gradients(

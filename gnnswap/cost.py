@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_ROUNDS = 6  # below it there is no 95 % interval of a median
+SAMPLE_SECONDS, MOST_CALLS = 2e-3, 50  # of a sample on a CUDA device
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,23 @@ def compare_times(
     after: Callable[[], Any],
     seconds: float,
     enough: Callable[[Ratio], bool] = lambda ratio: False,
+    device: torch.device | None = None,
 ) -> Ratio:
     """Both are called in turns until `seconds` are spent or a ratio is `enough`, once at least.
+
+    On a CUDA `device` the clock waits for the device, and a sample is a row of calls, as many as take `SAMPLE_SECONDS`:
+    a call returns before the device has done its work, and waiting costs as much as a small kernel.
 
     Which comes first changes from round to round. `enough` is asked after the first round, then from round
     `LEAST_ROUNDS` on. Neither is called before: what a first call prepares is the caller's business.
     """
     ratios, times, end = [], ([], []), time.perf_counter() + seconds
+    wait = _waiting(device)
+    calls = 1 if wait is None else _calls(max(_seconds(run, 1, wait) for run in (before, after)))
     with quiet():
         while True:
             order = (before, after) if len(ratios) % 2 else (after, before)
-            spent = {run: _seconds(run) for run in order}
+            spent = {run: _seconds(run, calls, wait) for run in order}
             times[0].append(spent[before]), times[1].append(spent[after])
             ratios.append(spent[before] / spent[after])
             ratio = _ratio_of(ratios, times)
@@ -70,10 +77,31 @@ def _ratio_of(ratios: list[float], times: tuple[list[float], list[float]]) -> Ra
     return Ratio(statistics.median(in_order), in_order[cut], in_order[n - 1 - cut], n, *map(statistics.median, times))
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(run: Callable[[], Any], calls: int, wait: Callable[[], None] | None) -> float:
+    """Of a call; where there is something to `wait` for, the mean of several."""
+    if wait is None:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    wait()
     start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    for _ in range(calls):
+        run()
+    wait()
+    return (time.perf_counter() - start) / calls
+
+
+def _calls(seconds: float) -> int:
+    return max(1, min(MOST_CALLS, int(SAMPLE_SECONDS / seconds)))
+
+
+def _waiting(device: torch.device | None) -> Callable[[], None] | None:
+    """What waits for a CUDA device; None where a call has done its work when it returns."""
+    if device is None or device.type != "cuda":
+        return None
+    import torch
+
+    return lambda: torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -8,7 +8,7 @@
 What makes them fast: one bag in place of gather and scatter (`sums`); the product behind the sum or before it,
 whichever makes the summed rows shorter; zeros of bags of words left out (`sparse`); attention scores from
 folded weights; what depends on the graph alone, such as the norm of GCN, computed once. A form covers one graph, x (N,
-F) in float32 or float64 on a CPU; every other call goes to PyG's own code.
+F) in a type that there are kernels for on its device (`backends`); every other call goes to PyG's own code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from gnnswap import attention
 from gnnswap.aggregation import weighted_sum_sorted
-from gnnswap.guards import COMPUTED_IN, hooked
+from gnnswap.guards import hooked
 from gnnswap.neighbours import Neighbours
 from gnnswap.sparse import SparseInput, sparse_linear
 from gnnswap.sums import NeighbourMax, NeighbourSum, fixed_sum, gcn_sum, is_dense
@@ -83,13 +83,20 @@ class Form:
     def name(self) -> str:
         return self.kind.__name__
 
+    def prepared(
+        self, options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype, kernel: str
+    ) -> Any:
+        """`prepare`, and a sum with fixed weights by this kernel."""
+        made = self.prepare(options, graph, values, dtype)
+        return made.by(kernel) if isinstance(made, NeighbourSum) else made
+
     def takes(self, values: Tensor, x: Tensor, edge_index: Tensor) -> bool:
         """Can these values of edges be served? Weights that are learned change in each step: they cannot."""
         if not self.values or type(values) not in (Tensor, nn.Parameter):
             return False
         if values.dtype not in ((torch.int64, torch.int32) if self.values == "edge_type" else (x.dtype,)):
             return False
-        if values.dim() == 0 or values.shape[0] != edge_index.shape[1]:
+        if values.dim() == 0 or values.shape[0] != edge_index.shape[1] or values.device != x.device:
             return False
         return values.dim() <= 2 if self.values == "edge_attr" else values.dim() == 1 and not values.requires_grad
 
@@ -319,8 +326,9 @@ class Edges:
     keep: Tensor | None = None
 
     def dense(self, values: Tensor) -> bool:
-        """Is attention over all pairs of nodes faster, and as precise?"""
-        if self.features is not None or self.keep is not None or values.dtype not in COMPUTED_IN:
+        """Is attention over all pairs of nodes faster, and as precise? On a CPU; elsewhere it would wait for the device
+        to say whether all is finite."""
+        if self.features is not None or self.keep is not None or not values.is_cpu:
             return False
         return is_dense(self.graph)
 
@@ -468,11 +476,14 @@ def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Te
     if edges.dense(values):
         return attention.dense_pairs(values, vectors, graph, slope)
     source, target = attention.end_scores(values, vectors)
-    if edges.features is None:
+    of_edges = None if edges.features is None else F.linear(edges.features, of_edges[0])
+    out = attention.one_pass("gat", target, source, values, graph, edge=of_edges, keep=edges.keep, slope=slope)
+    if out is not None:
+        return out
+    if of_edges is None:
         scores = attention.pair_scores(source, target, graph, slope)
     else:
-        scores = attention.pair_scores(source, target, graph) + F.linear(edges.features, of_edges[0])
-        scores = F.leaky_relu(scores, slope)
+        scores = F.leaky_relu(attention.pair_scores(source, target, graph) + of_edges, slope)
     return attention.attend(scores, values, graph, edges.keep)
 
 
@@ -506,6 +517,10 @@ def _gatv2_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> 
     if edges.dense(source) and source.shape[0] * source.numel() <= DENSE_NUMBERS:
         return attention.dense_additive(source, target, vector, edges.graph, slope)
     edge = None if edges.features is None else F.linear(edges.features, weight[0]).view(-1, *vector.shape)
+    given = {"vector": vector, "edge": edge, "keep": edges.keep, "slope": slope}
+    out = attention.one_pass("gatv2", target, None, source, edges.graph, **given)
+    if out is not None:
+        return out
     scores = attention.additive_scores(source, target, vector, edges.graph, slope, edge)
     return attention.attend(scores, source, edges.graph, edges.keep)
 
@@ -538,6 +553,9 @@ def _transformer_attend(options: Options, tensors: Sequence[Tensor], edges: Edge
     if edges.dense(value):
         return attention.dense_products(value, query, key, graph, scale)
     if edges.features is None:
+        out = attention.one_pass("transformer", query, key, value, graph, keep=edges.keep, scale=scale)
+        if out is not None:
+            return out
         return attention.attend(attention.head_products(query, key, graph) * scale, value, graph, edges.keep)
     scores = attention.head_products(query, key, graph)
     features, by_head = edges.features.unsqueeze(1), weight[0].view(heads, width, -1)

@@ -85,7 +85,7 @@ class Arguments:
             if not isinstance(value, Tensor):
                 return value
             if name == "edge_index":
-                return edges_of(new, self.square, generator).to(value.dtype)
+                return edges_of(new, self.square, generator).to(value)
             return self._tensor(name, value, new, run.fixed, generator)
 
         drawn = {name: pytree.tree_map(partial(one, name), value) for name, value in self.given.items()}
@@ -96,10 +96,11 @@ class Arguments:
     def _own(self, generator: torch.Generator) -> dict[str, Any]:
         """Some edges of the user's own, and the nodes at their ends, with the values that they carry, in float64."""
         edge_index = self.given["edge_index"].detach()
-        edges = torch.randperm(edge_index.shape[1], generator=generator)[:OWN_EDGES]
+        edges = torch.randperm(edge_index.shape[1], generator=generator)[:OWN_EDGES].to(edge_index.device)
         if self.square:  # as in `edges_of`, no node has two self-loops
             source, target = edge_index.index_select(1, edges)
-            first = {int(node): place for place, node in enumerate(source) if node == target[place]}
+            ends = zip(source.tolist(), target.tolist(), strict=True)
+            first = {node: place for place, (node, other) in reversed([*enumerate(ends)]) if node == other}
             stays = source != target
             stays[list(first.values())] = True
             edges = edges[stays]
@@ -139,16 +140,20 @@ class Arguments:
         kind = self._kind(name, value)
         if kind is None and value.dim() == 3 and value.shape[1] == self.sizes["sources"]:  # a static graph (B, N, F)
             shape = value.shape[0], new["sources"], value.shape[2]
-            return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(not fixed)
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+            return drawn.to(value.device).requires_grad_(not fixed)
         if kind is None:
             return value.double() if value.is_floating_point() else value
-        rows = value.index_select(0, torch.randint(value.shape[0], (new[kind],), generator=generator))
+        places = torch.randint(value.shape[0], (new[kind],), generator=generator)
+        rows = value.index_select(0, places.to(value.device))
         if not rows.is_floating_point():
             return rows
         if kind == "edges":
             return rows.double().requires_grad_(not fixed)
-        rows = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-        return rows * (torch.rand(rows.shape, generator=generator) < 0.5) if fixed else rows.requires_grad_()
+        rows = torch.randn(rows.shape, generator=generator, dtype=torch.float64)  # drawn on the CPU on all devices
+        if fixed:
+            return (rows * (torch.rand(rows.shape, generator=generator) < 0.5)).to(value.device)
+        return rows.to(value.device).requires_grad_()
 
 
 def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) -> Tensor:
@@ -196,10 +201,13 @@ def difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Argu
         return _difference(layer, own, forms, arguments)
     answer: list[tuple[float, str]] = []
     problems: list[BaseException] = []
+    device = arguments.given["edge_index"].device
+    cuda = [device] if device.type == "cuda" else []
+    stream = torch.cuda.current_stream(device) if cuda else None
 
     def run() -> None:
         try:
-            with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+            with _ONE_AT_A_TIME, torch.random.fork_rng(devices=cuda), torch.cuda.stream(stream):
                 answer.append(_difference(layer, own, forms, arguments))
         except BaseException as problem:
             problems.append(problem)
@@ -260,9 +268,12 @@ def _one(layer: nn.Module, own: Run, forms: Sequence[Run], given: dict[str, Any]
 def _values(layer: nn.Module, run: Run, given: dict[str, Any], second: bool) -> dict[str, Tensor]:
     inputs = {name: t for name, t in _tensors(given) if t.is_floating_point()}
     versions = {name: t._version for name, t in inputs.items()}
+    device = given["edge_index"].device
     torch.default_generator.manual_seed(3)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(3)
     out = run(layer, given)
-    values = {"the next random number": torch.rand(1)}
+    values = {"the next random number": torch.cat([torch.rand(1), torch.rand(1, device=device).cpu()])}
     if not isinstance(out, Tensor):
         raise TypeError(f"the layer gives a {type(out).__name__}")
     if any(t._version != versions[name] for name, t in inputs.items()):
@@ -271,7 +282,7 @@ def _values(layer: nn.Module, run: Run, given: dict[str, Any], second: bool) -> 
         wanted = {f"argument {name}": t for name, t in inputs.items() if t.requires_grad}
         wanted |= dict(layer.named_parameters())
         starts = list(wanted.values())
-        direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+        direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
         if second:
             gradients = torch.autograd.grad(
                 out.square().sum() + (out * direction).sum(), starts, create_graph=True, allow_unused=True

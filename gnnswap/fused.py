@@ -1,4 +1,6 @@
-"""One pass over the edges of each node, for messages that no weight of an edge can express. Needs numba.
+"""One pass over the edges of each node, for messages that no weight of an edge can express.
+
+By numba on a CPU, by Triton on a CUDA device (`triton_passes`), in functions of the same names and arguments.
 
     multi_aggregate(x, graph, ("sum",), edge, relu=True)   # [(N, F)]: sum over the edges (j -> i) of relu(x[j] + edge)
     softmax_aggregate(x, graph, t, edge, relu=True)         # (N, F): sum of softmax(t v) v, where v is that message
@@ -15,12 +17,16 @@ of each, which derivatives of derivatives go through, is what PyG computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gnnswap import backends
 from gnnswap.aggregation import Kernel, unrecorded_sum
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours
@@ -34,26 +40,27 @@ class Compiled:
     stored = True
 
 
-class _Loops:
-    """`fused_numba`, loaded with the first pass: where there is no numba, only passes fail."""
+class Rows(NamedTuple):
+    """Edges by one of their ends, in the order of `graph.col`; `order` (E,): where the features of each stand, which is
+    as they were given where `as_given`, else sorted by target."""
 
-    def __getattr__(self, name: str) -> Callable:
-        from gnnswap import fused_numba
-
-        return getattr(fused_numba, name)
-
-
-loops = _Loops()
+    graph: Neighbours
+    order: Tensor
+    as_given: bool
 
 
-def _by_target(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Row pointers, sources, and where the features of each edge stand."""
-    return graph.rowptr, graph.col, graph.order if as_given else graph.places
+def passes_for(x: Tensor) -> ModuleType:
+    """The passes over edges for tensors on this device; numba is loaded with the first one."""
+    return backends.triton_for(x) or importlib.import_module("gnnswap.fused_numba")
 
 
-def _by_source(graph: Neighbours, as_given: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _by_target(graph: Neighbours, as_given: bool) -> Rows:
+    return Rows(graph, graph.order if as_given else graph.places, as_given)
+
+
+def _by_source(graph: Neighbours, as_given: bool) -> Rows:
     back = graph.transposed
-    return back.rowptr, back.col, graph.cached(_given_by_source) if as_given else back.order
+    return Rows(back, graph.cached(_given_by_source) if as_given else back.order, as_given)
 
 
 def _given_by_source(graph: Neighbours) -> Tensor:
@@ -64,11 +71,11 @@ def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: 
     """Compiled code looks at no bounds: `rows` (num_sources, F), `target` (N, F), `edge` (E, F), in one type.
 
     Raises:
-        SwapError: another shape, type or device than these and the graph's; neither float32 nor float64; no CPU.
+        SwapError: another shape, type or device than these and the graph's, or one that there is no kernel for.
     """
-    if rows.dtype not in (torch.float32, torch.float64) or rows.device.type != "cpu":
-        given = f"{rows.dtype} on {rows.device}"
-        raise SwapError(f"compiled passes take float32 or float64 on a CPU, not {given}: convert, or use PyG's layer")
+    missing = backends.kernel_missing(rows)
+    if missing:
+        raise SwapError(f"{missing}: convert, or use PyG's layer")
     width = rows.shape[1]
     graph.require("x", rows, (graph.num_sources, width))
     if target is not None:
@@ -143,7 +150,7 @@ class _Moments(Kernel):
         ctx.save_for_backward(y, edge, out.get("min"), out.get("max"))
         ctx.settings = graph, wanted, relu, as_given, shift
         made = map(out.get, ("sum", "squares", "min", "max"))
-        loops.multi_aggregate(graph.num_edges, *_held_back(y, edge, relu), *made, *_by_target(graph, as_given))
+        passes_for(y).multi_aggregate(_by_target(graph, as_given), *_held_back(y, edge, relu), *made)
         return tuple(out.values())
 
     @staticmethod
@@ -154,10 +161,10 @@ class _Moments(Kernel):
         for name, extreme in (("min", least), ("max", largest)):
             if extreme is not None:
                 count = torch.empty_like(extreme)
-                loops.ties(graph.num_edges, *messages, extreme, count, *_by_target(graph, as_given))
+                passes_for(y).ties(_by_target(graph, as_given), *messages, extreme, count)
                 grad[name] = grad[name] / count.add_((extreme if shift is None else extreme + shift) == 0)
         given = *messages, grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
-        passes = loops.multi_aggregate_back, loops.multi_aggregate_back_to_edges
+        passes = "multi_aggregate_back", "multi_aggregate_back_to_edges"
         return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), *[None] * 5
 
 
@@ -167,23 +174,28 @@ def _held_back(y: Tensor, edge: Tensor | None, relu: bool) -> tuple[Tensor, Tens
 
 
 def _sent_back(
-    passes: tuple[Callable, Callable], given: tuple, of_edges: bool, graph: Neighbours, as_given: bool
+    names: tuple[str, str], given: tuple, of_edges: bool, graph: Neighbours, as_given: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of the sources, and of the edges where these want one; `given` begins with y and edge.
 
     Where they do, those of sources are sums of them: a pass by source that also wrote to edges would write to rows far
     apart.
     """
-    (y, edge, *_), (to_sources, to_edges) = given, passes
-    rowptr, col, order = _by_source(graph, as_given)
+    y, edge, *_ = given
+    to_sources, to_edges = (getattr(passes_for(y), name) for name in names)
     if not of_edges:
         to_y = torch.empty_like(y)
-        to_sources(graph.num_edges, *given, to_y, rowptr, col, order)
+        to_sources(_by_source(graph, as_given), *given, to_y)
         return to_y, None
-    source, target = graph.edges if as_given else (graph.col, graph.row)
     to_edge = torch.empty_like(edge)
-    to_edges(graph.num_edges, *given, to_edge, target, source)
-    return unrecorded_sum(to_edge, Neighbours(rowptr, order, order, graph.num_edges), None), to_edge
+    to_edges(_by_target(graph, as_given), *given, to_edge)
+    return unrecorded_sum(to_edge, graph.cached(_edges_by_source, as_given), None), to_edge
+
+
+def _edges_by_source(graph: Neighbours, as_given: bool) -> Neighbours:
+    """The graph from the edges, where their features stand, to the source of each."""
+    back, order, _ = _by_source(graph, as_given)
+    return Neighbours(back.rowptr, order, order, graph.num_edges)
 
 
 def softmax_aggregate(
@@ -217,14 +229,14 @@ class _Softened(Kernel):
         spread = torch.empty_like(out) if ctx.needs_input_grad[2] else None
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
         ctx.settings, ctx.number = (graph, relu, semi, as_given), float(t)
-        messages, edges = _held_back(y, edge, relu), _by_target(graph, as_given)
-        loops.softmax_aggregate(graph.num_edges, *messages, ctx.number, out, log_sum, spread, *edges)
+        messages, rows = _held_back(y, edge, relu), _by_target(graph, as_given)
+        passes_for(y).softmax_aggregate(rows, *messages, ctx.number, out, log_sum, spread)
         return out
 
     @staticmethod
     def back(ctx, grad):
         (y, edge, t, out, log_sum, spread), (graph, relu, semi, as_given) = ctx.saved_tensors, ctx.settings
-        grad, passes = grad.contiguous(), (loops.softmax_aggregate_back, loops.softmax_aggregate_back_to_edges)
+        grad, passes = grad.contiguous(), ("softmax_aggregate_back", "softmax_aggregate_back_to_edges")
         given = *_held_back(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
         to_t = None if spread is None else (grad * spread)[graph.degree > 0].sum().view_as(t)
         return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
@@ -262,12 +274,12 @@ class _Gated(Kernel):
     def forward(ctx, source, target, edge, graph, softplus, as_given):
         out, slope = source.new_empty(graph.num_nodes, source.shape[1] // 2), None
         if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2]:  # else the backward pass looks at each edge again
-            slope = torch.empty(target.shape, dtype=target.dtype)
+            slope = target.new_empty(target.shape)
         ctx.save_for_backward(source, target, edge, slope)
         ctx.settings = graph, softplus, as_given
         source, target, edge = _contiguous(source, target, edge)
         options = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
-        loops.gated_sum(graph.num_edges, source, target, edge, *options, out, slope, *_by_target(graph, as_given))
+        passes_for(source).gated_sum(_by_target(graph, as_given), source, target, edge, *options, out, slope)
         return out
 
     @staticmethod
@@ -277,13 +289,14 @@ class _Gated(Kernel):
         whole, softplus = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
         of_source, of_target, of_edge = torch.empty_like(source), None, None
         of_sources = source, target, edge, 1, whole, softplus, False
-        loops.gated_sum_back(graph.num_edges, *of_sources, grad, of_source, None, *_by_source(graph, as_given))
+        back = passes_for(source).gated_sum_back
+        back(_by_source(graph, as_given), *of_sources, grad, of_source, None)
         if slope is not None:
             of_target = _by_channel(slope, grad)
         elif ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             of_target, of_edge = torch.empty_like(target), torch.empty_like(edge) if ctx.needs_input_grad[2] else None
             of_targets = target, source, edge, whole, 1, softplus, True
-            loops.gated_sum_back(graph.num_edges, *of_targets, grad, of_target, of_edge, *_by_target(graph, as_given))
+            back(_by_target(graph, as_given), *of_targets, grad, of_target, of_edge)
         return of_source, of_target, of_edge, *[None] * 3
 
 
@@ -312,18 +325,18 @@ class _Modulated(Kernel):
     @staticmethod
     def forward(ctx, x, target, graph):
         out = x.new_empty(graph.num_nodes, x.shape[1])
-        slope = torch.empty(target.shape, dtype=target.dtype) if ctx.needs_input_grad[1] else None
+        slope = target.new_empty(target.shape) if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(x, target, slope)
         ctx.settings = (graph,)
-        loops.film_sum(graph.num_edges, *_contiguous(x, target), out, slope, graph.rowptr, graph.col)
+        passes_for(x).film_sum(_by_target(graph, False), *_contiguous(x, target), out, slope)
         return out
 
     @staticmethod
     def back(ctx, grad):
         (*tensors, slope), (graph,) = ctx.saved_tensors, ctx.settings
-        (x, target, grad), back = _contiguous(*tensors, grad), graph.transposed
+        x, target, grad = _contiguous(*tensors, grad)
         of_x = torch.empty_like(x)
-        loops.film_sum_back(graph.num_edges, x, target, grad, of_x, back.rowptr, back.col)
+        passes_for(x).film_sum_back(_by_source(graph, False), x, target, grad, of_x)
         return of_x, None if slope is None else _by_channel(slope, grad), None
 
 
@@ -347,7 +360,7 @@ class _Pairs(Kernel):
         ctx.save_for_backward(source, target, out if relu else None)
         ctx.settings = graph, relu, as_given
         given = *_contiguous(source, target), 1 if relu else None
-        loops.edge_rows(graph.num_edges, *given, out, *_by_target(graph, as_given))
+        passes_for(source).edge_rows(_by_target(graph, as_given), *given, out)
         return out
 
     @staticmethod
@@ -355,12 +368,9 @@ class _Pairs(Kernel):
         (source, target, out), (graph, relu, as_given) = ctx.saved_tensors, ctx.settings
         grad = grad.contiguous()
         of_source, of_target = (grad.new_empty(one.shape) for one in (source, target))
-        given = graph.num_edges, grad, grad if out is None else out, 1 if relu else None
-        for into, (rowptr, _, order) in (
-            (of_source, _by_source(graph, as_given)),
-            (of_target, _by_target(graph, as_given)),
-        ):
-            loops.edge_rows_back(*given, into, rowptr, order)
+        given = grad, grad if out is None else out, 1 if relu else None
+        for into, rows in ((of_source, _by_source(graph, as_given)), (of_target, _by_target(graph, as_given))):
+            passes_for(grad).edge_rows_back(rows, *given, into)
         return of_source, of_target, None, None, None
 
 
@@ -382,7 +392,7 @@ class _Scaled(Kernel):
         out = x.new_empty(graph.num_nodes, x.shape[1])
         ctx.save_for_backward(x, edge)
         ctx.settings = (graph,)
-        loops.edge_weighted_sum(graph.num_edges, *_contiguous(x, edge), out, *_by_target(graph, True))
+        passes_for(x).edge_weighted_sum(_by_target(graph, True), *_contiguous(x, edge), out)
         return out
 
     @staticmethod
@@ -393,7 +403,7 @@ class _Scaled(Kernel):
             torch.empty_like(one) if ctx.needs_input_grad[at] else None for at, one in enumerate((x, edge))
         )
         if of_x is not None:
-            loops.edge_weighted_sum(graph.num_edges, grad, edge, of_x, *_by_source(graph, True))
+            passes_for(x).edge_weighted_sum(_by_source(graph, True), grad, edge, of_x)
         if of_edge is not None:
-            loops.edge_weighted_sum_back(graph.num_edges, x, grad, of_edge, *_by_target(graph, True))
+            passes_for(x).edge_weighted_sum_back(_by_target(graph, True), x, grad, of_edge)
         return of_x, of_edge, None

@@ -22,7 +22,7 @@ from numba import prange
 from numba.extending import overload
 from torch import Tensor
 
-from gnnswap.fused import Compiled
+from gnnswap.fused import Compiled, Rows
 
 try:  # the symbols of OpenMP are torch's, loaded before: one pool of threads, which waits for no other
     from numba.np.ufunc import omppool as _  # noqa: F401
@@ -43,12 +43,15 @@ class _Kernel:
     """
 
     def __init__(self, function: Callable) -> None:
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        self.edges = [name for name in names if name in ("ptr", "col", "ids", "row")]  # what it is given of the edges
         self.alone = _compiled(function, f"{function.__name__}_alone", globals())
         names = globals() | {"one_block": self.alone}
         self.several = _compiled(_blocks, f"{function.__name__}_several", names, parallel=True)
 
-    def __call__(self, edges: int, *given: Tensor | float | None) -> None:
-        first = given[0]
+    def __call__(self, rows: Rows, *given: Tensor | float | None) -> None:
+        first, edges = given[0], rows.graph.num_edges
+        given = *given, *_edges_of(rows, self.edges)
         number = np.float32 if first.dtype is torch.float32 else np.float64
         arrays = [
             one.detach().numpy() if isinstance(one, Tensor) else number(one) if type(one) is float else one
@@ -68,6 +71,17 @@ class _Kernel:
         if len(run.overloads) > known:
             Compiled.seconds += time.perf_counter() - start
             Compiled.fresh += sum(run.stats.cache_misses.values()) - misses
+
+
+def _edges_of(rows: Rows, names: list[str]) -> list[Tensor]:
+    """What a function takes of the edges, by the names of its arguments."""
+    graph, order, as_given = rows
+    if "row" in names:  # a function of single edges, in the order of their features
+        source, target = graph.edges if as_given else (graph.col, graph.row)
+        found = {"row": target, "col": source}
+    else:
+        found = {"ptr": graph.rowptr, "col": graph.col, "ids": order}
+    return [found[name] for name in names]
 
 
 def _blocks(blocks, *arrays):

@@ -31,11 +31,11 @@ from torch_geometric.nn.aggr import base as aggr_base
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gnnswap import fused, pushdown
+from gnnswap import backends, fused, pushdown
 from gnnswap.aggregation import weighted_sum_sorted
 from gnnswap.attention import attend, head_products, head_sum, segment_softmax
 from gnnswap.cache import TensorCache
-from gnnswap.guards import COMPUTED_IN, PLAIN, SCALARS, hooked_within, is_edge_index, written_by_pyg
+from gnnswap.guards import PLAIN, SCALARS, hooked_within, is_edge_index, written_by_pyg
 from gnnswap.inputs import tensors_in
 from gnnswap.neighbours import GraphCache, Neighbours, Permute
 from gnnswap.probe import NotLinear, NotThisCall, ProbeRow, weight_of
@@ -83,10 +83,10 @@ def _by_template(kind: type[MessagePassing], propagate: Any) -> bool:
     return propagate is MessagePassing.propagate or name in written
 
 
-def comparable(arguments: dict[str, Any]) -> bool:
-    """Are the tensors of this call such as sums are for? If not, nothing can be learned from it."""
+def comparable(arguments: dict[str, Any], device: torch.device) -> bool:
+    """Are the tensors of this call such as sums are for, on this device? If not, nothing can be learned from it."""
     tensors = [value for value in tensors_in(arguments) if value.is_floating_point()]
-    return all(type(value) in PLAIN and value.is_cpu and value.dtype in COMPUTED_IN for value in tensors)
+    return all(type(value) in PLAIN and backends.computes(value) and value.device == device for value in tensors)
 
 
 def sources_of(layer: MessagePassing, arguments: dict[str, Any]) -> list[str]:
@@ -152,8 +152,10 @@ def summed(
         return _updated(layer, _on_nodes(layer, graph, edge_index, both, arguments), edge_index, both, arguments)
     given = arguments[name]
     x = given[SOURCE] if isinstance(given, (tuple, list)) else given
-    if type(x) not in PLAIN or x.dtype not in COMPUTED_IN or x.dim() not in (2, 3):
+    if type(x) not in PLAIN or not backends.computes(x) or x.dim() not in (2, 3):
         raise NotThisCall("its rows have another type or shape")
+    if x.device != graph.device:
+        raise NotThisCall("its edges are on another device")
     static = node_dimension(layer, x) == 1
     if static and (given is not x or type(layer).update is not MessagePassing.update):
         raise NotThisCall("its nodes stand in a dimension of their own")
@@ -186,7 +188,7 @@ def _on_nodes(
         raise NotLinear("its message begins with no linear layer")
     if trace.kept(rows.values()):
         raise NotLinear("it keeps its rows")
-    if type(out) is not Tensor or out.dim() != 2 or out.shape[0] != graph.num_edges or out.dtype not in COMPUTED_IN:
+    if type(out) is not Tensor or out.dim() != 2 or out.shape[0] != graph.num_edges or not backends.computes(out):
         raise NotLinear("its message has another type or shape")
     return _aggregated(out, graph.of_given_edges, AGGREGATIONS[type(layer.aggr_module)])
 
@@ -215,7 +217,7 @@ def own_code(layer: MessagePassing, name: str) -> Callable | None:
 def _aggregated(rows: Tensor, graph: Neighbours, how: str) -> Tensor:
     """The sum, mean or maximum of the rows of the sources."""
     if how == "max":
-        if rows.dim() != 2 or rows.dtype not in COMPUTED_IN:
+        if rows.dim() != 2 or not backends.computes(rows):
             raise NotLinear("a maximum over rows of several heads")
         return NeighbourMax(graph)(rows)
     weight = None if how == "sum" else graph.cast("mean_weight", rows.dtype)
@@ -243,8 +245,9 @@ def sorted_values(values: Tensor, graph: Neighbours) -> Tensor:
 
 def _hgt(layer: HGTConv, graph: Neighbours, k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor) -> Tensor:
     """Sums of softmax(k[j] . q[i] * edge_attr / sqrt(D)) * v[j]; k, q, v (N, H, D), edge_attr (E, H)."""
-    if any(type(one) not in PLAIN or one.dtype is not k.dtype for one in (k, q, v, edge_attr)):
-        raise NotThisCall("its rows have another type")
+    alike = k.dtype, graph.device
+    if any(type(one) not in PLAIN or (one.dtype, one.device) != alike for one in (k, q, v, edge_attr)):
+        raise NotThisCall("its rows have another type or device")
     scores = head_products(q, k, graph) * sorted_values(edge_attr, graph) * q.shape[-1] ** -0.5
     return attend(scores, v, graph).flatten(1)
 
@@ -294,6 +297,7 @@ class _Call:
             self.x.dtype,
             self.x.dim() == 3 and self.x.shape[1],
             self.static,
+            self.layer._fast.kernel,
         ]
         tensors = []
         for name, value in self.arguments.items():
@@ -315,18 +319,18 @@ class _Call:
 
     def _fixed_sum(self) -> Any:
         """The sum with its weights, where they are the same in every call with these arguments."""
-        state = torch.get_rng_state()
+        back = backends.random_state(self.x.device)
         with torch.no_grad():
             joined, weight = self.weights()
-        if not torch.equal(state, torch.get_rng_state()):  # they are drawn at random
-            torch.set_rng_state(state)
+        if back():  # they are drawn at random
             return _CHANGING
         if joined or (weight is not None and weight.dim() == 2 and weight.shape[1] > 1):
             return _CHANGING
         if self.how == "max":
             return NeighbourMax(self.graph) if weight is None else _CHANGING
         weight = None if weight is None else weight.detach().reshape(-1)
-        return fixed_sum(self.graph, weight, self.x.dtype, mean=self.how == "mean")
+        self.layer._fast.by_kernel = True
+        return fixed_sum(self.graph, weight, self.x.dtype, mean=self.how == "mean").by(self.layer._fast.kernel)
 
     def weights(self) -> tuple[bool, Tensor | None]:
         """(are heads joined, the weight of each edge (E,) or (E, H) in the order given; None: the message has none).
@@ -339,7 +343,7 @@ class _Call:
             rows, factor = (x.shape[0], edges, x.shape[2]), (1, edges, 1)
         else:
             rows, factor = (edges, *x.shape[1:]), (edges, *x.shape[1:-1], 1)
-        probe = ProbeRow.ones(rows, factor, x.dtype)
+        probe = ProbeRow.ones(rows, factor, x.dtype, x.device)
         out = _message(self.layer, self.graph, self.edge_index, self.both, self.arguments, {f"{self.name}_j": probe})
         joined, weight = weight_of(probe, out)
         if weight is None:
@@ -402,7 +406,7 @@ def softmax(
 ) -> Tensor:
     """As `torch_geometric.utils.softmax`; where `index` is that of a prepared graph, over its sorted edges."""
     graph = getattr(index, "_gnnswap_graph", None)
-    if graph is None or dim != 0 or src.dim() not in (1, 2) or src.dtype not in COMPUTED_IN:
+    if graph is None or dim != 0 or src.dim() not in (1, 2) or not backends.computes(src):
         return utils.softmax(src, index, ptr, num_nodes, dim)
     shares = segment_softmax(sorted_values(src, graph), graph)
     return shares if graph.in_order else Permute.apply(shares, graph.place, graph.order)

@@ -29,8 +29,9 @@ from torch.utils._device import DeviceContext
 from torch_geometric.nn.aggr import base as aggr_base
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnswap import backends
+
 PLAIN = (Tensor, nn.Parameter)
-COMPUTED_IN = (torch.float32, torch.float64)
 SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 # made by PyG from templates when the first layer of a class is
 GENERATED = {"propagate", "edge_updater", "collect", "edge_collect", "_orig_propagate", "_jinja_propagate",
@@ -63,7 +64,9 @@ def plain_call() -> bool:
     """
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
-    if torch.is_autocast_enabled("cpu") or torch._C._get_tracing_state() is not None:
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return False
+    if torch._C._get_tracing_state() is not None:
         return False
     if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return False
@@ -86,15 +89,15 @@ def _only_a_default_device() -> bool:
 
 
 def computable(x: Any) -> bool:
-    """Is it a dense tensor on the CPU, of torch's own class, in a type that forms compute in?"""
-    return type(x) in PLAIN and x.is_cpu and x.dtype in COMPUTED_IN and x.layout is torch.strided
+    """Is it a dense tensor of torch's own class, on a device and in a type that there are kernels for?"""
+    return type(x) in PLAIN and backends.computes(x) and x.layout is torch.strided
 
 
 def is_edge_index(edge_index: Any) -> bool:
-    """Is it a dense tensor of edges (2, E) on the CPU, and nothing that PyG takes in its place?"""
+    """Is it a dense tensor of edges (2, E) on a device with kernels, and nothing that PyG takes in its place?"""
     return (
         type(edge_index) in PLAIN
-        and edge_index.is_cpu
+        and (edge_index.is_cpu or edge_index.is_cuda)
         and edge_index.layout is torch.strided
         and edge_index.dtype in (torch.int64, torch.int32)
         and edge_index.dim() == 2
@@ -231,8 +234,8 @@ class Record:
         self._before = [(module, type(module), _frozen(module)) for module in self.modules]
         self._tables = [module._parameters for module in self.modules]
 
-    def holds(self, dtype: torch.dtype) -> bool:
-        """Is all as it was, and are the parameters in `dtype`?"""
+    def holds(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Is all as it was, and are the parameters in `dtype` on `device`?"""
         try:
             for kind, name, function in self.functions:
                 if getattr(kind, name) is not function:
@@ -246,7 +249,7 @@ class Record:
                     return False
             for table in self._tables:
                 for one in table.values():
-                    if one is not None and (type(one) not in PLAIN or one.dtype is not dtype or not one.is_cpu):
+                    if one is not None and (type(one) not in PLAIN or one.dtype is not dtype or one.device != device):
                         return False
         except Exception:  # tensors of several numbers have no truth: something else stands there now
             return False

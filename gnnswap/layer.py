@@ -23,13 +23,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing, SimpleConv
 
-from gnnswap import compile_ops, direct, equivalence, generic, guards
+from gnnswap import backends, compile_ops, direct, equivalence, generic, guards
 from gnnswap import fused_layers as _forms  # noqa: F401  more of `direct.FORMS`
 from gnnswap.cache import TensorCache, held_bytes
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import GraphCache
 from gnnswap.probe import NotLinear
 from gnnswap.sparse import ANY_SIZE, USUAL, Limits, SparseInputs
+from gnnswap.sums import NeighbourSum
 
 DIRECT, SUM, LINEAR, TILES = "own kernel", "sparse sum", "linear layer on nodes", "attention in tiles"
 NONE = "as PyG computes it"
@@ -59,17 +60,21 @@ class State:
     """What a fast layer knows beside its parameters.
 
     `direct`: is its form equal, by the kind of call (`_kind`); None where an option of the layer rules it out.
-    `argument`: over which argument of `propagate` one sum is equal, or ON_NODES where a linear layer on nodes is; ""
-    where nothing is, None before the first call. `nonlinear`: modes (training or not) in which the message did what no
-    sum can. `why`: what the comparisons found wrong. `record`: what the form was compared under.
+    `sums`: by device and kernel, over which argument of `propagate` one sum is equal, or ON_NODES where a linear layer
+    on nodes is; "" where nothing is. What was compared on one device says nothing of another: there the layer is
+    compared again. `kernel`: what computes sums with fixed weights (`NeighbourSum.kernel`), and `by_kernel`: are there
+    any? `nonlinear`: modes, training
+    or not, in which the message did what no sum can. `why`: what the comparisons found wrong. `record`: what the form
+    was compared under.
     """
 
     def __init__(self, layer: MessagePassing, caches: Caches) -> None:
         self.caches, self.trials = caches, 0
         self.why: dict[str, str] = {}
-        self.argument: str | None = None
+        self.sums: dict[tuple[str, str], str] = {}
+        self.kernel, self.by_kernel = "", False
         self.nonlinear: dict[bool, str] = {}
-        self.direct: dict[int | None, bool] | None = None
+        self.direct: dict[tuple, bool] | None = None
         self.record: guards.Record | None = None
         self.refused: guards.Record | None = None  # what the layer looks like where no form can be recorded
         self.waits = any(map(is_lazy, layer.parameters()))  # for the first call, which gives its weights their shape
@@ -92,18 +97,20 @@ class State:
         if not reason:
             self.direct, self.record = {}, record
 
-    def holds(self, layer: MessagePassing, form: direct.Form, dtype: torch.dtype) -> bool:
-        """Is the layer as it was when its form was compared? Where it changed, the form is looked at again."""
+    def holds(self, layer: MessagePassing, form: direct.Form, x: Tensor) -> bool:
+        """Is the layer as it was when its form was compared, and does it compute where x is? Where it changed, the form
+        is looked at again."""
+        dtype, device = x.dtype, x.device
         if self.direct is None:
             return False
         if self.record is None:  # it was unpickled
             self.look(layer)
-            return self.record is not None and self.record.holds(dtype)
-        if self.record.layer is layer and self.record.holds(dtype):
+            return self.record is not None and self.record.holds(dtype, device)
+        if self.record.layer is layer and self.record.holds(dtype, device):
             return True
-        if any(p is not None and p.dtype is not dtype for p in layer.parameters()) or direct.why_not(layer):
+        if any((p.dtype, p.device) != (dtype, device) for p in layer.parameters()) or direct.why_not(layer):
             return False
-        if self.refused is not None and self.refused.layer is layer and self.refused.holds(dtype):
+        if self.refused is not None and self.refused.layer is layer and self.refused.holds(dtype, device):
             return False
         now = self.record.of_copy(layer).again(form.opened(layer))
         if now.reason:
@@ -115,7 +122,7 @@ class State:
         self.record = now
         if self.trials > RETRIALS:
             self.direct, self.why[DIRECT] = None, "the layer keeps changing"
-        return self.direct is not None and now.holds(dtype)
+        return self.direct is not None and now.holds(dtype, device)
 
     def take(self, layer: MessagePassing, other: State) -> None:
         """What was found out of a copy of this layer."""
@@ -124,20 +131,21 @@ class State:
         if own is not None and self.record is not None and own.same_facts(self.record.of_copy(layer)):
             self.record = own
 
-    @property
-    def mechanism(self) -> str | None:
-        """One of DIRECT, SUM, LINEAR, NONE; None before the first call."""
-        if self.direct and any(self.direct.values()):
+    def mechanism(self, device: str) -> str | None:
+        """One of DIRECT, SUM, LINEAR, NONE on devices of this type; None before the first call there."""
+        where = device, self.kernel
+        if any(equal for (_, *key), equal in (self.direct or {}).items() if tuple(key) == where):
             return DIRECT
-        if self.argument == generic.ON_NODES:
+        argument = self.sums.get(where)
+        if argument == generic.ON_NODES:
             return LINEAR
-        return None if self.argument is None else SUM if self.argument else NONE
+        return None if argument is None else SUM if argument else NONE
 
     def __deepcopy__(self, memo: dict) -> State:
         """Of a copied layer: what was compared holds for it, too, as soon as it is found to look the same."""
         made = object.__new__(State)
         made.__dict__.update(self.__dict__)
-        made.why, made.nonlinear = dict(self.why), dict(self.nonlinear)
+        made.why, made.nonlinear, made.sums = dict(self.why), dict(self.nonlinear), dict(self.sums)
         made.direct = None if self.direct is None else dict(self.direct)
         made.caches = memo.setdefault(id(self.caches), Caches())
         return made
@@ -248,7 +256,7 @@ def _forward(kind: type[MessagePassing]) -> Callable:
         prepared = None
         usual = _usual(x, edge_index, values) and guards.plain_call() and getattr(type(self), "_original", None) is kind
         usual = usual and not self.__dict__["_explain"]
-        if usual and state.holds(self, form, x.dtype):
+        if usual and state.holds(self, form, x):
             prepared = _prepared(self, state, form, x, edge_index, values)
         return own(self, x, edge_index, *more, **named) if prepared is None else form.run(self, x, prepared)
 
@@ -256,15 +264,17 @@ def _forward(kind: type[MessagePassing]) -> Callable:
 
 
 def _usual(x: Any, edge_index: Any, values: Any) -> bool:
-    """Are these dense tensors of one graph on the CPU?"""
+    """Are these dense tensors of one graph, on one device with kernels?"""
     if not guards.computable(x) or x.dim() != 2 or not guards.is_edge_index(edge_index):
+        return False
+    if x.device != edge_index.device:
         return False
     return edge_index.shape[1] > 0 and x.shape[0] > 0 and (values is None or type(values) in guards.PLAIN)
 
 
-def _kind(values: Tensor | None) -> int | None:
+def _kind(x: Tensor, values: Tensor | None, kernel: str) -> tuple[int | None, str, str]:
     """Of a call: a form takes only those that it was compared with."""
-    return None if values is None else values.dim()
+    return None if values is None else values.dim(), x.device.type, kernel
 
 
 def _prepared(
@@ -273,13 +283,18 @@ def _prepared(
     """What the form takes for the graph of this call; None where it does not cover the call."""
     if values is not None and not form.takes(values, x, edge_index):
         return None
-    kind, options = _kind(values), form.options(layer)
+    kind, options = _kind(x, values, state.kernel), form.options(layer)
 
     def prepare() -> Any:
-        return form.prepare(options, state.caches.graphs.get(edge_index, x.shape[0]), values, x.dtype)
+        graph = state.caches.graphs.get(edge_index, x.shape[0])
+        made = form.prepared(options, graph, values, x.dtype, state.kernel)
+        state.by_kernel = isinstance(made, NeighbourSum)
+        return made
 
     try:
         if kind not in state.direct:
+            if backends.capturing(x):
+                return None
             state.caches.graphs.get(edge_index, x.shape[0])  # raises where nothing can be compared
             state.direct[kind] = _compare_direct(layer, form, x, edge_index, values)
         if not state.direct[kind]:
@@ -287,7 +302,7 @@ def _prepared(
         if values is not None and values.requires_grad:
             return prepare()
         tensors = (edge_index,) if values is None else (edge_index, values)
-        return state.caches.prepared.get(tensors, (form.kind, options, x.shape[0], x.dtype), prepare)
+        return state.caches.prepared.get(tensors, (form.kind, options, x.shape[0], x.dtype, state.kernel), prepare)
     except SwapError:  # an edge names a node that there is not: PyG says so in its way
         return None
 
@@ -296,15 +311,16 @@ def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, v
     """The form within torch.compile; None where it does not cover the call. Nothing is drawn at random there."""
     if not (isinstance(x, Tensor) and isinstance(edge_index, Tensor)) or edge_index.layout is not torch.strided:
         return None
-    if x.dim() != 2 or x.device.type != "cpu" or (layer.training and getattr(layer, "dropout", 0)):
+    if x.dim() != 2 or not backends.computes(x) or (layer.training and getattr(layer, "dropout", 0)):
         return None
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(x.device.type):
         return None
+    state = layer._fast
     if values is not None and (values.requires_grad or not form.takes(values, x, edge_index)):
         return None
-    if not (layer._fast.direct or {}).get(_kind(values)) or not layer._fast.record.holds_in_trace(layer):
+    if not (state.direct or {}).get(_kind(x, values, state.kernel)) or not state.record.holds_in_trace(layer):
         return None
-    return form.run(layer, x, compile_ops.Traced(form, form.options(layer), edge_index, values))
+    return form.run(layer, x, compile_ops.Traced(form, form.options(layer), edge_index, values, state.kernel))
 
 
 def _compare_direct(
@@ -313,14 +329,16 @@ def _compare_direct(
     given = {"x": x, "edge_index": edge_index} | ({} if values is None else {form.values: values})
     arguments = equivalence.Arguments(given, x.shape[0], x.shape[0], edge_index.shape[1], nodes_first=("x",))
 
-    def fast(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
+    def allowed(copied: MessagePassing, given: dict[str, Any]) -> None:
         state = _for_comparison(copied)
-        state.direct = {_kind(given.get(form.values)): True}
+        state.direct = {_kind(given["x"], given.get(form.values), state.kernel): True}
+
+    def fast(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
+        allowed(copied, given)
         return copied(**given)
 
     def traced(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
-        state = _for_comparison(copied)
-        state.direct = {_kind(given.get(form.values)): True}
+        allowed(copied, given)
         out = _traced(copied, form, given["x"], given["edge_index"], given.get(form.values))
         return copied(**given) if out is None else out
 
@@ -332,7 +350,8 @@ def _for_comparison(copied: MessagePassing) -> State:
     """The state of a copy that is compared: it looks for zeros in inputs of any size."""
     state = copied._fast
     if not getattr(state, "compared", False):
-        state.caches, state.argument, state.compared = Caches(ANY_SIZE), "", True
+        state.caches, state.compared = Caches(ANY_SIZE), True
+        state.sums = {(device, state.kernel): "" for device in ("cpu", "cuda")}
         form = direct.form_of(original_class(copied))
         if form is not None and state.record is not None:
             state.record = state.record.of_copy(copied).again(form.opened(copied))
@@ -386,7 +405,9 @@ def _remembering(kind: type[MessagePassing], name: str) -> Callable:
 def _propagate(kind: type[MessagePassing]) -> Callable:
     def propagate(self, edge_index, size=None, **given):
         state = self._fast
-        if state.argument == "" or self.training in state.nonlinear or torch.compiler.is_compiling():
+        where = (edge_index.device.type, state.kernel) if type(edge_index) in guards.PLAIN else None
+        argument = state.sums.get(where)
+        if argument == "" or self.training in state.nonlinear or torch.compiler.is_compiling():
             return kind.propagate(self, edge_index, size=size, **given)
         if state.waits:
             if any(map(is_lazy, self.parameters())):
@@ -394,25 +415,25 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
             self._fast = state = State(self, state.caches)
         if not guards.plain_call() or not generic.supported(self, kind, edge_index):
             return kind.propagate(self, edge_index, size=size, **given)
-        if state.argument is None:
-            if not generic.comparable(given):
+        if argument is None:
+            if not generic.comparable(given, edge_index.device) or backends.capturing(edge_index):
                 return kind.propagate(self, edge_index, size=size, **given)
             try:
-                state.argument = _compare_sums(self, kind, edge_index, size, given)
+                argument = state.sums[where] = _compare_sums(self, kind, edge_index, size, given)
             except SwapError:  # an edge names a node that there is not: PyG says so in its way
                 return kind.propagate(self, edge_index, size=size, **given)
-            if not state.argument:
+            if not argument:
                 return kind.propagate(self, edge_index, size=size, **given)
         own = not generic.is_pyg_code(kind.message) or "message" in self.__dict__
-        random_state, undo = torch.get_rng_state(), _undo(self) if own else None
+        undo_draws, undo = backends.random_state(edge_index.device), _undo(self) if own else None
         try:
-            return generic.summed(self, state.caches.graphs, state.argument, edge_index, size, given)
+            return generic.summed(self, state.caches.graphs, argument, edge_index, size, given)
         except NotLinear as problem:
             if type(problem) is NotLinear and own:
                 state.nonlinear[self.training] = str(problem)
         except Exception:  # of the layer's own code: it says so itself
             pass
-        torch.set_rng_state(random_state)
+        undo_draws()
         if undo is not None:
             undo()
         return kind.propagate(self, edge_index, size=size, **given)

@@ -62,11 +62,11 @@ class ProbeRow(Tensor):
         return probe
 
     @staticmethod
-    def ones(rows: Sequence[int], factor: Sequence[int], dtype: torch.dtype) -> ProbeRow:
+    def ones(rows: Sequence[int], factor: Sequence[int], dtype: torch.dtype, device: torch.device) -> ProbeRow:
         """Rows of this shape, multiplied by ones of the shape `factor`."""
         trace = Trace()
         with torch.inference_mode(False):
-            return ProbeRow.of(torch.ones(factor, dtype=dtype), torch.Size(rows), trace)
+            return ProbeRow.of(torch.ones(factor, dtype=dtype, device=device), torch.Size(rows), trace)
 
     def scaled(self, factor: Tensor) -> ProbeRow:
         """The same rows with another factor, if it is one for rows of this shape.

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnswap import compile_ops, parity
+from gnnswap import backends, compile_ops, parity
 from gnnswap.cost import LEAST_ROUNDS, Ratio, compare_times, peak_memory
 from gnnswap.equivalence import copied
 from gnnswap.errors import SwapError, one_line
@@ -43,6 +43,7 @@ LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed forward alone
 TO_COMPARE = "compared at its first call"
 NOT_REACHED = "not reached by the example"
 MIB = 2**20
+SERVED = "cpu", "cuda"  # devices with kernels
 SCRIPTED = "__prepare_scriptable__"  # torch.jit.script asks a module for it
 
 
@@ -106,6 +107,7 @@ class SwapReport:
         parity_error: the largest relative difference of the outputs on the example; None without one.
         time: a forward pass on the example, yours over this one; None where it was not measured.
         memory: what that pass holds; None where it was not measured.
+        device: where the example was, by name; "" without one.
         runs: how many times your model and the fast one ran, on copies.
     """
 
@@ -113,6 +115,7 @@ class SwapReport:
     parity_error: float | None = None
     time: Ratio | None = None
     memory: Memory | None = None
+    device: str = ""
     runs: int = 0
     _refused: tuple[tuple[str, str, str], ...] = ()
     _caches: Caches = field(default_factory=Caches, repr=False)
@@ -148,23 +151,31 @@ class SwapReport:
         lines = []
         for path, kind, how in self.replaced:
             state = vars(self.model.get_submodule(path)).get("_fast")
-            why = state.why.get(DIRECT) if state is not None and how == SUM else ""
+            why = state.why.get(DIRECT) if state is not None and how.startswith(SUM) else ""
             lines.append(f"replaced {path or 'the model'} ({kind}): {how}" + (f" ({DIRECT}: {why})" if why else ""))
         lines += [f"kept {path or 'the model'} ({kind}): {why}" for path, kind, why in self.kept]
         if not self.replaced:
             return "\n".join([*lines, "nothing to replace" if lines else "nothing to replace: no layers of PyG"])
-        device = next((tensor.device for tensor in self.model.parameters()), torch.device("cpu"))
-        if device.type != "cpu":
-            lines.append(f"on {device} the original code runs: the faster layers are for CPUs")
         if self.parity_error is None:
             return "\n".join([*lines, "outputs not compared: no example given"])
-        lines.append(f"outputs differ by {self.parity_error:.1e}; the models ran {self.runs} times, on copies")
+        where = "" if self.device == "cpu" else f"on {self.device} "
+        lines.append(f"{where}outputs differ by {self.parity_error:.1e}; the models ran {self.runs} times, on copies")
         if self.time is not None:
             before, after = f"{1e3 * self.time.before_s:.3g} ms before", f"{1e3 * self.time.after_s:.3g} after"
             lines.append(f"a forward pass on the example: {before}, {after} ({self.time})")
         if self.memory is not None:
             lines.append(str(self.memory))
-        return "\n".join(lines + compilation())
+        return "\n".join(lines + compilation() + self._device_lines())
+
+    def _device_lines(self) -> list[str]:
+        """What a reader has to know of the device: where the model is now, and TF32."""
+        lines, now = [], _device(self.model)
+        if self.device != _device_name(now):
+            where = f"measured on {self.device}; the model is on {_device_name(now)} now"
+            lines.append(f"{where}: nothing was measured there")
+        if now.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+            lines.append("float32 products are rounded to TF32 in both models: torch.backends.cuda.matmul.allow_tf32")
+        return lines
 
 
 def swap(
@@ -219,6 +230,8 @@ def swap(
 
 def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: float, measure: bool) -> None:
     """Compares each layer and the whole on the example; what is not equal, or not faster, gets its class back."""
+    device = next((one.device for one in tensors_in((batch, model))), torch.device("cpu"))
+    report.device = _device_name(device)
     own = _copy(model, buffers=True).eval()
     inputs: dict[str, tuple[tuple, dict]] = {}
     first_batch = cloned(batch)
@@ -245,7 +258,7 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
     twin = _copy(report.model, buffers=True).eval()  # the state of the first one has moved
     run = torch.no_grad()(lambda: call(twin, give()))
     try:
-        first = peak_memory(run, torch.device("cpu")) if measure and _measurable() else None
+        first = peak_memory(run, device) if measure and _measurable(device) else None
         got = run() if first is None else first.result
         report.runs += 1
         error = parity.error(_outputs(got), _outputs(expected), name="the output")
@@ -261,11 +274,11 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
         report.parity_error = float(error)
         if measure:
             kept = _held(twin)
-            report.time = _whole(report, own, twin, give)
+            report.time = _whole(report, own, twin, give, device)
             if report.time.high < 1:
                 why = f"with fast layers the whole model is slower here: {report.time} forward"
             elif first is not None:
-                report.memory = _memory(own, twin, give, first.peak, kept)
+                report.memory = _memory(own, twin, give, first.peak, kept, device)
     if why:
         _reverted(report.model)
         report.time = report.parity_error = None
@@ -300,27 +313,39 @@ def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool)
     if given is None:
         return NOT_REACHED
     args, named = pytree.tree_map_only(Tensor, _leaf, given)
-    try:
-        layer(*args, **named)  # compares
-    except Exception as problem:  # of the user's code, on inputs that another layer may have changed since
-        return f"it does not run by itself: {one_line(problem)}"
-    if layer._fast.mechanism in (None, NONE):
-        return _why(layer)
-    return _slower(layer, args, named) if measure else ""
+    device = next((one.device for one in tensors_in((args, named))), torch.device("cpu"))
+    found: dict[str, tuple[float, str]] = {}  # by kernel: its gain, and why it is not taken
+    for kernel in ("", *backends.sum_kernels(device)[1:]):
+        layer._fast.kernel = kernel
+        try:
+            layer(*args, **named)  # compares
+        except Exception as problem:  # of the user's code, on inputs that another layer may have changed since
+            return f"it does not run by itself: {one_line(problem)}"
+        how = layer._fast.mechanism(device.type)
+        if how in (None, NONE):
+            found[kernel] = 0.0, _why(layer)
+        else:
+            found[kernel] = _slower(layer, args, named, device) if measure else (1.0, "")
+        if not measure or not layer._fast.by_kernel:
+            break
+    best = max(found, key=lambda kernel: (not found[kernel][1], found[kernel][0]))
+    layer._fast.kernel = best
+    return found[best][1]
 
 
-def _slower(layer: nn.Module, args: tuple, named: dict) -> str:
-    """Why the clock keeps the layer as it was; empty where its fast form gains."""
+def _slower(layer: nn.Module, args: tuple, named: dict, device: torch.device) -> tuple[float, str]:
+    """(how many times as fast the fast form is, why the clock keeps the layer as it was: empty where it gains)."""
     run = partial(layer, *args, **named)
-    forward = training = _ratio(layer, run, torch.no_grad)
+    forward = training = _ratio(layer, run, torch.no_grad, device)
     wanted = [t for t in tensors_in((args, named)) if t.requires_grad]
     wanted += [p for p in layer.parameters() if p.requires_grad]
     if wanted and forward.before_s <= LONG_SECONDS:
-        training = _ratio(layer, lambda: _step(run(), wanted), torch.enable_grad)
-    slower = any(ratio.high < 1 for ratio in (forward, training))
-    if slower or math.sqrt(forward.value * training.value) < LEAST_GAIN:
-        return f"its fast form is no faster here: {forward.value:.2f}x forward, {training.value:.2f}x in training"
-    return ""
+        training = _ratio(layer, lambda: _step(run(), wanted), torch.enable_grad, device)
+    slower, gain = any(ratio.high < 1 for ratio in (forward, training)), math.sqrt(forward.value * training.value)
+    if slower or gain < LEAST_GAIN:
+        why = f"its fast form is no faster here: {forward.value:.2f}x forward, {training.value:.2f}x in training"
+        return gain, why
+    return gain, ""
 
 
 def _step(out: Any, wanted: list[Tensor]) -> None:
@@ -329,7 +354,7 @@ def _step(out: Any, wanted: list[Tensor]) -> None:
         torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
 
 
-def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> Ratio:
+def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable, device: torch.device) -> Ratio:
     def own() -> Any:
         fast, layer.__class__ = type(layer), original_class(layer)
         try:
@@ -339,7 +364,7 @@ def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable) -> Ratio:
 
     with mode():
         run(), run()  # the fast form prepares what it keeps
-        return compare_times(own, run, SECONDS, _decided)
+        return compare_times(own, run, SECONDS, _decided, device)
 
 
 def _decided(ratio: Ratio) -> bool:
@@ -348,17 +373,18 @@ def _decided(ratio: Ratio) -> bool:
     return ratio.low > LEAST_GAIN or ratio.high < 1
 
 
-def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, give: Callable[[], Any]) -> Ratio:
+def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, give: Callable[[], Any], device: torch.device) -> Ratio:
     before, after = (torch.no_grad()(partial(_given, one, give)) for one in (own, twin))
     before(), after()
-    ratio = compare_times(before, after, WHOLE_SECONDS, lambda r: r.n >= 30 and _decided(r))
+    ratio = compare_times(before, after, WHOLE_SECONDS, lambda r: r.n >= 30 and _decided(r), device)
     report.runs += 2 + 2 * ratio.n
     return ratio
 
 
-def _memory(own: nn.Module, twin: nn.Module, give: Callable[[], Any], first_call: int, kept: int) -> Memory:
-    cpu = torch.device("cpu")
-    before, after = (peak_memory(torch.no_grad()(partial(_given, one, give)), cpu).peak for one in (own, twin))
+def _memory(
+    own: nn.Module, twin: nn.Module, give: Callable[[], Any], first_call: int, kept: int, device: torch.device
+) -> Memory:
+    before, after = (peak_memory(torch.no_grad()(partial(_given, one, give)), device).peak for one in (own, twin))
     with suppress(Exception), torch.enable_grad():  # a model need not be trainable
         _step(call(twin, give()), [p for p in twin.parameters() if p.requires_grad])
     return Memory(before, after, first_call, kept, _held(twin))
@@ -370,8 +396,9 @@ def _held(model: nn.Module) -> int:
     return sum(caches.nbytes for caches in {id(state.caches): state.caches for state in states}.values())
 
 
-def _measurable() -> bool:
-    return not torch.autograd.profiler._is_profiler_enabled
+def _measurable(device: torch.device) -> bool:
+    """Not where a profiler runs already, by which memory on a CPU is measured, or where there are no kernels."""
+    return device.type == "cuda" or (device.type == "cpu" and not torch.autograd.profiler._is_profiler_enabled)
 
 
 def _beyond_rounding(model: nn.Module, fast: nn.Module, give: Callable[[], Any], tolerance: float) -> parity.Deviation:
@@ -445,13 +472,32 @@ def _mechanism(layer: nn.Module) -> str | None:
     if type(layer) is TiledAttention:
         return TILES
     state = vars(layer).get("_fast")
-    return None if state is None else state.mechanism or TO_COMPARE
+    if state is None:
+        return None
+    device = _device(layer).type
+    how = state.mechanism(device)
+    if how is None:
+        return TO_COMPARE if device in SERVED else NONE
+    return f"{how}, {state.kernel}" if state.kernel and how != NONE else how
 
 
 def _why(layer: nn.Module) -> str:
     """What the comparisons found wrong, in a line."""
+    device = _device(layer).type
+    if device not in SERVED:
+        return f"no kernel for {device}: PyG's code runs there"
     why = "; ".join(f"{how}: {what}" for how, what in layer._fast.why.items() if what)
     return why or "its own aggregation: no sum, mean or maximum over neighbours"
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Where its parameters and buffers are; a CPU where it has none."""
+    return next((one.device for one in tensors_in(module)), torch.device("cpu"))
+
+
+def _device_name(device: torch.device) -> str:
+    """As a person would call it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _class(layer: nn.Module) -> str:

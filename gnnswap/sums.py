@@ -16,7 +16,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnswap.aggregation import segment_sum, transformed, unrecorded_sum, weighted_sum_sorted
+from gnnswap import backends
+from gnnswap.aggregation import (
+    bag_sum,
+    csr,
+    has_csr,
+    segment_sum,
+    transformed,
+    unrecorded_sum,
+    weighted_sum_sorted,
+)
 from gnnswap.fused import multi_aggregate
 from gnnswap.neighbours import Neighbours
 
@@ -37,10 +46,23 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 class NeighbourSum:
-    """out[i] = sum over the edges (j -> i) of weight[edge] * x[j], (num_nodes, F); `weight` wants no gradient."""
+    """out[i] = sum over the edges (j -> i) of weight[edge] * x[j], (num_nodes, F); `weight` wants no gradient.
 
-    def __init__(self, graph: Neighbours, weight: Tensor | None) -> None:
-        self.graph, self.weight = graph, weight
+    `kernel`: what computes it, one of `backends.sum_kernels`; "" is the usual one of the device.
+    """
+
+    def __init__(self, graph: Neighbours, weight: Tensor | None, kernel: str = "") -> None:
+        self.graph, self.weight, self.kernel = graph, weight, kernel
+
+    def by(self, kernel: str) -> NeighbourSum:
+        """The same sum by this kernel."""
+        return self if kernel == self.kernel else NeighbourSum(self.graph, self.weight, kernel)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """The graph with its weights as a sparse matrix (num_nodes, num_sources), for cuSPARSE."""
+        with torch.inference_mode(False):
+            return csr(self.graph, self.weight, self.graph.dtype)
 
     @cached_property
     def targets(self) -> Tensor | None:
@@ -54,20 +76,34 @@ class NeighbourSum:
         """The sum over the edges the other way round: of the gradient of a sum it is the gradient of x."""
         with torch.inference_mode(False):
             back = self.graph.transposed
-            return NeighbourSum(back, None if self.weight is None else self.weight.index_select(0, back.order))
+            weight = None if self.weight is None else self.weight.index_select(0, back.order)
+            return NeighbourSum(back, weight, self.kernel)
 
     def __call__(self, x: Tensor) -> Tensor:
         if transformed(x):
             return weighted_sum_sorted(x, self.graph, self.weight)
         recording = x.requires_grad and torch.is_grad_enabled()
-        return _Sum.apply(x, self) if recording else unrecorded_sum(x, self.graph, self.weight)
+        return _Sum.apply(x, self) if recording else self.unrecorded(x)
+
+    def unrecorded(self, x: Tensor) -> Tensor:
+        """The sum without autograd."""
+        if self.kernel == backends.CUSPARSE and x.numel() and has_csr(self.graph):
+            matrix = self.graph.cached(_matrix_of_ones, x.dtype) if self.weight is None else self.matrix
+            return torch.mm(matrix, x.detach())
+        if self.kernel == backends.BAG and x.numel():
+            return bag_sum(x, self.graph, self.weight)
+        return unrecorded_sum(x, self.graph, self.weight)
+
+
+def _matrix_of_ones(graph: Neighbours, dtype: torch.dtype) -> Tensor:
+    return csr(graph, torch.ones(graph.num_edges, dtype=dtype, device=graph.device), graph.dtype)
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, total: NeighbourSum) -> Tensor:
         ctx.total = total
-        return unrecorded_sum(x, total.graph, total.weight)
+        return total.unrecorded(x)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:

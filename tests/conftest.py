@@ -1,11 +1,17 @@
 """Fixtures that several test modules share."""
 
 import functools
+import os
 import re
 import sys
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
+
+# kernels of Triton run by its interpreter where there is no GPU: it reads this when it is imported, as PyG does
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # how busy the machine is must not decide a test
 settings.register_profile("lab", deadline=None, suppress_health_check=[HealthCheck.too_slow])

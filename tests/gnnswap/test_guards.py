@@ -27,6 +27,8 @@ MAKE = {
     "GEN": lambda: pyg.GENConv(6, 4, norm="layer"),
 }
 
+CPU = torch.device("cpu")
+
 
 def opened(layer):
     return FORMS[type(layer)].opened(layer)
@@ -35,7 +37,7 @@ def opened(layer):
 def recorded(kind):
     layer = MAKE[kind]()
     record = Record(layer, opened(layer), type(layer), type(layer))
-    assert not record.reason and record.holds(torch.float32)
+    assert not record.reason and record.holds(torch.float32, CPU)
     return layer, record
 
 
@@ -89,7 +91,7 @@ def test_what_changes_the_result_is_seen(what):
     kind, change = SEEN[what]
     layer, record = recorded(kind)
     change(layer)
-    assert not record.holds(torch.float32) and not same_facts(record, layer)
+    assert not record.holds(torch.float32, CPU) and not same_facts(record, layer)
 
 
 @pytest.mark.parametrize("what", HARMLESS)
@@ -97,7 +99,7 @@ def test_what_a_form_reads_in_each_call_is_none_of_its_business(what):
     kind, change = HARMLESS[what]
     layer, record = recorded(kind)
     change(layer)
-    assert record.holds(torch.float32)
+    assert record.holds(torch.float32, CPU)
 
 
 @pytest.mark.parametrize("what", OF_NO_ACCOUNT)
@@ -105,22 +107,22 @@ def test_attributes_that_no_code_of_pyg_names_are_the_same_facts(what):
     kind, change = OF_NO_ACCOUNT[what]
     layer, record = recorded(kind)
     change(layer)
-    assert not record.holds(torch.float32) and same_facts(record, layer)
-    assert record.again(opened(layer)).holds(torch.float32)
+    assert not record.holds(torch.float32, CPU) and same_facts(record, layer)
+    assert record.again(opened(layer)).holds(torch.float32, CPU)
 
 
 def test_a_record_holds_for_a_copy_that_looks_the_same_and_for_its_type_of_numbers_alone(monkeypatch):
     layer, record = recorded("GIN")
-    assert not record.holds(torch.float64)
+    assert not record.holds(torch.float64, CPU)
     layer.double()
-    assert record.holds(torch.float64) and not record.holds(torch.float32)
+    assert record.holds(torch.float64, CPU) and not record.holds(torch.float32, CPU)
     other = copy.deepcopy(layer)
     of_copy = record.of_copy(other).again(opened(other))
-    assert record.same_facts(of_copy) and of_copy.holds(torch.float64) and record.layer is layer
+    assert record.same_facts(of_copy) and of_copy.holds(torch.float64, CPU) and record.layer is layer
     other.nn.lins[0] = nn.Identity()
-    assert not of_copy.holds(torch.float64) and record.holds(torch.float64)
+    assert not of_copy.holds(torch.float64, CPU) and record.holds(torch.float64, CPU)
     monkeypatch.setattr(pyg.GINConv, "message", lambda self, x_j: 2 * x_j)
-    assert not record.holds(torch.float64)
+    assert not record.holds(torch.float64, CPU)
 
 
 def test_a_layer_that_has_hooks_tensors_or_methods_of_its_own_from_the_start_is_not_recorded():

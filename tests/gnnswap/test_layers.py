@@ -65,7 +65,7 @@ def test_outputs_and_each_gradient_are_those_of_pyg_alone(name, of_pyg_alone):
                 torch.testing.assert_close(model(*called), expected[0], **CLOSE)
     for one in model.modules():
         if hasattr(one, "_fast"):
-            assert (one._fast.mechanism or NONE) == EXPECTED[name], one._fast.why
+            assert (one._fast.mechanism("cpu") or NONE) == EXPECTED[name], one._fast.why
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -156,7 +156,7 @@ def test_messages_that_are_weighted_rows_are_one_sum(say, aggr):
     model = swapped(reference)
     for _ in range(2):
         assert_same(results(model, inputs, called), results(reference, inputs, called))
-    assert model._fast.mechanism == SUM, model._fast.why
+    assert model._fast.mechanism("cpu") == SUM, model._fast.why
 
 
 @pytest.mark.parametrize("what", OTHERS)
@@ -168,7 +168,7 @@ def test_messages_that_only_look_like_weighted_rows_are_no_sum(what):
         ours = results(model.train(training), inputs, called)
         torch.manual_seed(5)
         assert_same(ours, results(reference.train(training), inputs, called))
-    assert model._fast.mechanism == NONE, model._fast.why
+    assert model._fast.mechanism("cpu") == NONE, model._fast.why
     if what == "left behind":
         torch.testing.assert_close(model.last, reference.last)
 
@@ -177,7 +177,7 @@ def test_weights_that_are_drawn_in_each_call_are_not_cached():
     model = swapped(Weighted(lambda one, x_j, weight: x_j * (torch.rand(x_j.shape[0], 1) < 0.5)).double())
     _, called = own_call()
     first, second = model(*called), model(*called)
-    assert model._fast.mechanism == SUM and not torch.equal(first, second)
+    assert model._fast.mechanism("cpu") == SUM and not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_copies_and_pickles_are_as_fast(name):
     file.seek(0)
     for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
         assert_same(results(other, inputs, called), expected)
-        assert type(other) is type(model) and other._fast.mechanism == EXPECTED[name], other._fast.why
+        assert type(other) is type(model) and other._fast.mechanism("cpu") == EXPECTED[name], other._fast.why
 
 
 def test_edges_of_pygs_own_class_and_attention_weights_come_from_pygs_code():

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from gnnswap.probe import NotLinear, ProbeRow, weight_of
 
+CPU = torch.device("cpu")
 E, W, H, C = 7, 5, 2, 3
 A, B, FULL, NUMBER = torch.rand(E, 1).double(), torch.rand(W).double(), torch.rand(E, W).double(), torch.tensor(0.3)
 LEARNED = nn.Parameter(torch.rand(E, 1).double())
@@ -100,7 +101,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", LINEAR)
 def test_the_weight_is_that_of_real_rows(what):
     for factor in ((E, 1), (E, W)):
-        probe, rows = ProbeRow.ones((E, W), factor, torch.float64), torch.randn(E, W).double()
+        probe, rows = ProbeRow.ones((E, W), factor, torch.float64, CPU), torch.randn(E, W).double()
         joined, weight = weight_of(probe, LINEAR[what](probe))
         assert not joined and (weight is None) == (LINEAR[what](rows) is rows)
         torch.testing.assert_close(rows if weight is None else rows * weight, LINEAR[what](rows))
@@ -108,7 +109,7 @@ def test_the_weight_is_that_of_real_rows(what):
 
 @pytest.mark.parametrize("what", HEADS)
 def test_the_weight_is_that_of_real_rows_of_several_heads(what):
-    probe, rows = ProbeRow.ones((E, H, C), (E, H, 1), torch.float64), torch.randn(E, H, C).double()
+    probe, rows = ProbeRow.ones((E, H, C), (E, H, 1), torch.float64, CPU), torch.randn(E, H, C).double()
     out = HEADS[what](probe)
     joined, weight = weight_of(probe, out)
     expected = HEADS[what](rows)
@@ -117,7 +118,7 @@ def test_the_weight_is_that_of_real_rows_of_several_heads(what):
 
 
 def test_gradients_flow_to_the_weights():
-    probe = ProbeRow.ones((E, W), (E, 1), torch.float64)
+    probe = ProbeRow.ones((E, W), (E, 1), torch.float64, CPU)
     _, weight = weight_of(probe, LEARNED * probe / 2)
     torch.testing.assert_close(torch.autograd.grad(weight.sum(), LEARNED)[0], torch.full((E, 1), 0.5).double())
 
@@ -125,7 +126,7 @@ def test_gradients_flow_to_the_weights():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("what", REFUSED)
 def test_all_else_is_refused_and_says_what_it_was(what):
-    probe = ProbeRow.ones((E, W), (E, 1), torch.float64)
+    probe = ProbeRow.ones((E, W), (E, 1), torch.float64, CPU)
     with pytest.raises(NotLinear) as refusal:
         weight_of(probe, REFUSED[what](probe))
     with pytest.raises(NotLinear):  # at once: the message does not go on
@@ -135,7 +136,7 @@ def test_all_else_is_refused_and_says_what_it_was(what):
 
 def test_rows_that_are_kept_are_found():
     kept = []
-    probe, other = (ProbeRow.ones((E, W), (E, 1), torch.float64) for _ in range(2))
+    probe, other = (ProbeRow.ones((E, W), (E, 1), torch.float64, CPU) for _ in range(2))
     kept.append(probe * 3)
     with pytest.raises(NotLinear, match="it keeps its rows"):
         weight_of(probe, A * probe)

@@ -69,7 +69,7 @@ def test_a_linear_layer_over_rows_of_both_ends_is_computed_on_nodes(name, aggr, 
     for _ in range(2):
         assert_same(results(layer, *inputs(pair=pair)), results(reference, *inputs(pair=pair)))
     if (name, aggr) != ("features of edges", "max"):  # rounding decides which of two equal edges is the largest
-        assert layer._fast.mechanism == LINEAR, layer._fast.why
+        assert layer._fast.mechanism("cpu") == LINEAR, layer._fast.why
 
 
 @pytest.mark.parametrize("name", NOT_SERVED)
@@ -80,7 +80,7 @@ def test_other_messages_stay_as_they_are(name):
     with torch.no_grad():
         given = inputs()[1]
         torch.testing.assert_close(layer(*given), reference(*given), **CLOSE)
-    assert layer._fast.mechanism == NONE
+    assert layer._fast.mechanism("cpu") == NONE
 
 
 def test_in_float32_it_is_equal_within_rounding():
@@ -89,4 +89,4 @@ def test_in_float32_it_is_equal_within_rounding():
     layer = swap(reference).model
     given = inputs(torch.float32)
     assert_same(results(layer, *given), results(reference, *given), rtol=1e-4, atol=1e-5)
-    assert layer._fast.mechanism == LINEAR
+    assert layer._fast.mechanism("cpu") == LINEAR

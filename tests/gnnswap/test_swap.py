@@ -183,7 +183,7 @@ def clock(monkeypatch):
     """Seconds of the fast form and of PyG's, (forward, in training) each."""
 
     def ticks(fast, own):
-        def seconds(run):
+        def seconds(run, *_):
             run()
             return (own if getattr(run, "__name__", "") == "own" else fast)[torch.is_grad_enabled()]
 
@@ -206,12 +206,12 @@ def test_a_layer_stays_unless_its_form_gains_forward_and_if_short_in_training(fa
     x, edge_index = example()
     report = swap(SAGEConv(6, 8), (x, edge_index), measure=False)
     clock(fast, own)
-    assert replace._slower(report.model, (x, edge_index), {}) == expected
+    assert replace._slower(report.model, (x, edge_index), {}, torch.device("cpu"))[1] == expected
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(0.5, "the whole model is slower here: 0.50x"), (1.5, "(1.50x, 95 % ")])
 def test_a_model_that_is_slower_as_a_whole_stays_as_it_was(gain, expected, monkeypatch):
-    monkeypatch.setattr(replace, "_slower", lambda *_: "")
+    monkeypatch.setattr(replace, "_slower", lambda *_: (1.0, ""))
     monkeypatch.setattr(replace, "compare_times", lambda *_: Ratio(gain, gain - 0.01, gain + 0.01, 30, gain, 1.0))
     report = swap(Mixed().eval(), example())
     assert expected in str(report) and bool(report.replaced) == (report.time is not None) == (gain > 1)
@@ -222,7 +222,7 @@ def test_what_the_report_says_of_memory_is_what_the_layers_keep():
     report = swap(GCNConv(6, 64), example(4000, 40_000), measure=False)
     assert report.memory is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replace, "_slower", lambda *_: "")
+        patch.setattr(replace, "_slower", lambda *_: (1.0, ""))
         patch.setattr(replace, "compare_times", lambda *_: Ratio(2.0, 1.9, 2.1, 30, 2.0, 1.0))
         model, batch = GCNConv(6, 64), example(4000, 40_000)
         report = swap(model, batch)

@@ -1,0 +1,83 @@
+"""Which kernels serve a tensor: by its device, and by what is installed.
+
+    passes = triton_for(x)       # the module of Triton kernels for x, None where x is on a CPU or there is no Triton
+    sum_kernels(x.device)        # what a sum with fixed weights may be computed by; a clock chooses
+
+On a CPU there is one of each: embedding bags of torch, and loops compiled by numba. On a CUDA device a sum with fixed
+weights has three: a Triton kernel, cuSPARSE by torch's sparse matrices, and an embedding bag; which of them is fastest
+depends on the graph and on what a launch costs, so `swap` times them on the example. All else is Triton's. On other
+devices the layers' own code runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+TRITON, CUSPARSE, BAG = "Triton", "cuSPARSE", "embedding bag"
+ON_CPU = torch.float32, torch.float64
+ON_CUDA = *ON_CPU, torch.float16, torch.bfloat16
+
+
+@functools.cache
+def triton_passes() -> ModuleType | None:
+    """The passes over edges by Triton; None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from gnnswap import triton_passes
+
+    return triton_passes
+
+
+def triton_for(x: Tensor) -> ModuleType | None:
+    """The passes over edges by Triton, for a tensor on a CUDA device; None for any other."""
+    return triton_passes() if x.is_cuda else None
+
+
+def sum_kernels(device: torch.device) -> tuple[str, ...]:
+    """Names of what computes a sum with fixed weights on this device, the usual one first."""
+    if device.type != "cuda":
+        return (BAG,)
+    return (CUSPARSE, BAG) if triton_passes() is None else (TRITON, CUSPARSE, BAG)
+
+
+def computes(x: Tensor) -> bool:
+    """Are there kernels for tensors of its device and type?"""
+    return x.dtype in ON_CPU if x.is_cpu else x.is_cuda and x.dtype in ON_CUDA
+
+
+def capturing(x: Tensor) -> bool:
+    """Is a CUDA graph recorded, in which nothing can be compared and no value can be asked for?"""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def kernel_missing(x: Tensor) -> str:
+    """Why no pass over edges serves this tensor; empty where one does."""
+    if not computes(x):
+        return f"no kernel for {x.dtype} on {x.device}"
+    return "no kernel for cuda: triton is not installed" if x.is_cuda and triton_passes() is None else ""
+
+
+def random_state(device: torch.device) -> Callable[[], bool]:
+    """A function that puts the generators of the CPU and of this device back to where they are now, and says whether
+    they were elsewhere. That of a CUDA device is known by its offset, which asks the device nothing."""
+    before, on_device = torch.get_rng_state(), None
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        on_device = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    seed = None if on_device is None else (on_device.initial_seed(), on_device.get_offset())
+
+    def back() -> bool:
+        moved = not torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
+        if seed is not None and seed != (on_device.initial_seed(), on_device.get_offset()):
+            moved = True
+            on_device.manual_seed(seed[0])
+            on_device.set_offset(seed[1])
+        return moved
+
+    return back

@@ -1,0 +1,126 @@
+"""What layers do on a CUDA device, without one: the same functions run on a CPU, by Triton's interpreter.
+
+Equal to PyG in float64; no value is asked of the device in a steady call, so that nobody waits and a CUDA graph can be
+captured; no tensor is made on another device. On a machine with a GPU the same tests run there.
+"""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from zoo_cases import CASES, arguments, assert_same, build, edges_of, results
+
+from gnnswap import backends, direct, equivalence
+from gnnswap.direct import FORMS, why_not
+from gnnswap.layer import Caches, make_fast
+
+GPU = torch.cuda.is_available()
+pytest.importorskip("triton", reason="needs triton, in the extra `cuda`")
+DEVICE = torch.device("cuda" if GPU else "cpu")
+pytestmark = [pytest.mark.cuda] if GPU else []
+KERNELS = backends.TRITON, backends.CUSPARSE, backends.BAG
+# their messages are sums, or a function of one layer of PyG; the others have a form of their own
+GENERIC = ("AGNN", "APPNP", "FA", "GatedGraph", "LG", "PDN", "TAG", "Simple", "GAT bipartite", "SAGE bipartite max")
+LEARNED = ("PDN",)  # the norm of weights that are learned is made by PyG's own code, which asks the device
+OWN = [name for name, (make, _) in CASES.items() if "bipartite" not in name and not why_not(make())]
+SUMS = [name for name in OWN if name.startswith(("GCN", "SAGE", "GIN ", "Graph")) or name in ("GIN", "LE")]
+
+
+@pytest.fixture(autouse=True)
+def by_triton(monkeypatch):
+    """Triton serves tensors of the CPU, too, and no form is compared but by these tests."""
+    from gnnswap import triton_passes
+
+    monkeypatch.setattr(backends, "triton_for", lambda x: triton_passes)
+    monkeypatch.setattr(equivalence, "difference", lambda *_: (0.0, ""))
+    monkeypatch.setattr(direct, "is_dense", lambda graph: False)  # over all pairs of nodes, which is for CPUs
+    real = triton_passes.launch
+
+    def launch(*given, **named):
+        with _disable_current_modes():  # the interpreter works on values
+            return real(*given, **named)
+
+    monkeypatch.setattr(triton_passes, "launch", launch)
+
+
+class Waits(TorchDispatchMode):
+    """Fails where a CUDA device would be asked for a value."""
+
+    ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "bincount", "item")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert not any(name.strip("_").startswith(one.strip("_")) for one in self.ASKS), name
+        if name == "repeat_interleave":
+            assert (kwargs or {}).get("output_size") is not None, "repeat_interleave asks how many there will be"
+        if name in ("index", "index_put", "index_put_"):
+            assert all(one is None or one.dtype is not torch.bool for one in args[1]), "a mask asks how many it picks"
+        return function(*args, **(kwargs or {}))
+
+
+def on_device(name, fixed=False):
+    """(the reference, a fast twin, what wants gradients, what they are called with); weights of edges may be `fixed`:
+    where they are learned, PyG's own code makes their norm anew in each call."""
+    inputs, called = arguments(name, edges_of("many edges"), 13)
+    if fixed and CASES[name][1] == "weight":
+        inputs[1].requires_grad_(False)
+    moved = {id(one): one.detach().to(DEVICE).requires_grad_(one.requires_grad) for one in inputs}
+
+    def move(one):
+        if isinstance(one, tuple):
+            return tuple(map(move, one))
+        return moved[id(one)] if id(one) in moved else one.to(DEVICE)
+
+    reference, fast = build(name).to(DEVICE), build(name).to(DEVICE)
+    for layer in [one for one in fast.modules() if hasattr(one, "propagate")]:
+        make_fast(layer, Caches())
+    return reference, fast, [moved[id(one)] for one in inputs if one.requires_grad], move(called)
+
+
+def fast_ones(model):
+    return [one for one in model.modules() if "_fast" in vars(one)]
+
+
+@pytest.mark.parametrize("name", [*OWN, *GENERIC])
+def test_layers_are_those_of_pyg(name):
+    reference, fast, inputs, called = on_device(name)
+    expected = results(reference, inputs, called)
+    assert_same(results(fast, inputs, called), expected)
+    how = [one._fast.mechanism(DEVICE.type) for one in fast_ones(fast)]
+    assert any(one is not None and one != "as PyG computes it" for one in how), [
+        one._fast.why for one in fast_ones(fast)
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in (*OWN, *GENERIC) if name not in LEARNED])
+def test_a_steady_call_asks_the_device_for_nothing_and_makes_no_tensor_elsewhere(name):
+    reference, fast, inputs, called = on_device(name, fixed=True)
+    for one in (reference, fast):
+        one.train()
+        results(one, inputs, called), results(one, inputs, called)
+    before = [vars(one)["_fast"].trials for one in fast_ones(fast)]
+    with torch.device("meta"), Waits():  # tensors that nobody gives a device would be made there
+        out = fast(*called)
+        torch.autograd.grad(out, inputs, torch.ones_like(out), allow_unused=True)
+    assert [vars(one)["_fast"].trials for one in fast_ones(fast)] == before
+
+
+def test_pyg_asks_the_device():
+    reference, _, _, called = on_device("GCN plain")
+    with pytest.raises(AssertionError), Waits():
+        reference(*called)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", SUMS)
+def test_every_kernel_of_a_sum_gives_the_same(name, kernel):
+    reference, fast, inputs, called = on_device(name, fixed=True)
+    for one in fast_ones(fast):
+        one._fast.kernel = kernel
+    assert_same(results(fast, inputs, called), results(reference, inputs, called))
+    assert any(one._fast.by_kernel for one in fast_ones(fast)) or "max" in name
+    with Waits():
+        fast(*called)
+
+
+def test_all_forms_are_tried():
+    assert {type(CASES[name][0]()) for name in OWN} >= set(FORMS)
