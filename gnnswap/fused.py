@@ -228,7 +228,7 @@ class _Softened(Kernel):
         out, log_sum = (y.new_empty(graph.num_nodes, y.shape[1]) for _ in range(2))
         spread = torch.empty_like(out) if ctx.needs_input_grad[2] else None
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
-        ctx.settings, ctx.number = (graph, relu, semi, as_given), float(t)
+        ctx.settings, ctx.number = (graph, relu, semi, as_given), t if backends.triton_for(y) else float(t)
         messages, rows = _held_back(y, edge, relu), _by_target(graph, as_given)
         passes_for(y).softmax_aggregate(rows, *messages, ctx.number, out, log_sum, spread)
         return out
@@ -238,7 +238,7 @@ class _Softened(Kernel):
         (y, edge, t, out, log_sum, spread), (graph, relu, semi, as_given) = ctx.saved_tensors, ctx.settings
         grad, passes = grad.contiguous(), ("softmax_aggregate_back", "softmax_aggregate_back_to_edges")
         given = *_held_back(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
-        to_t = None if spread is None else (grad * spread)[graph.degree > 0].sum().view_as(t)
+        to_t = None if spread is None else (grad * spread).masked_fill(graph.isolated, 0).sum().view_as(t)
         return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
 
 

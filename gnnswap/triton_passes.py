@@ -74,7 +74,7 @@ def launch(
     addresses = [None if one is None else one.data_ptr() for one in tensors]
     aligned = tuple([one is None or one % 16 == 0 for one in addresses])
     types = tuple([None if one is None else one.dtype for one in tensors])
-    key = kernel, device, warps, types, True if all(aligned) else aligned, *constants
+    key = id(kernel), device, warps, types, True if all(aligned) else aligned, *constants
     compiled = _compiled.get(key)
     if compiled is None:
         precise = tl.float64 if torch.float64 in types else tl.float32
@@ -391,7 +391,8 @@ def multi_aggregate(
     cut, width, outs = pieces(rows.graph), y.shape[1], (total, squares, least, largest)
     parts = [_part(out, cut, width) for out in outs]
     tensors = *outs, *parts, *_contiguous(y, e), cut.pieces, rows.graph.col, rows.order
-    _by_row(kernels.multi_aggregate, cut, width, tensors, bool(relu))
+    tile = TILE if sum(out is not None for out in outs) == 1 else BACK_TILE
+    _by_row(kernels.multi_aggregate, cut, width, tensors, bool(relu), tile=tile)
     for out, part, how in zip(outs, parts, (SUM, SUM, LEAST, LARGEST), strict=True):
         _fold(out, part, cut, how)
 
@@ -465,7 +466,7 @@ def _softmax(
         block = min(128, _power(width))
         tensors = out, log_sum, spread, *parts, cut.hub_row, cut.hub_ptr
         grid = cut.hub_row.shape[0], _blocks(width, block)
-        launch(kernels.fold_softmax, grid, tensors, (width, FOLDED, block))
+        launch(kernels.fold_softmax, grid, tensors, (width, max(1, FOLDED // 4), block))
 
 
 def _numbers(y: Tensor, *numbers: float | Tensor) -> Tensor:
@@ -548,7 +549,7 @@ def gated_sum_back(
     part = _part(to_own, cut, to_own.shape[1])
     given = *_contiguous(own, others, e, g), cut.pieces, rows.graph.col, rows.order
     options = bool(whole), bool(others_whole), bool(softplus), bool(by_target)
-    _by_row(kernels.gated_sum_back, cut, g.shape[1], (to_own, part, to_e, *given), *options, tile=BACK_TILE)
+    _by_row(kernels.gated_sum_back, cut, g.shape[1], (to_own, part, to_e, *given), *options, tile=BACK_TILE // 2)
     _fold(to_own, part, cut)
 
 

@@ -265,7 +265,7 @@ def test_a_form_that_is_wrong_in_one_case_alone_is_not_taken(form, why, with_for
     model, reference = with_form(form), build("GCN plain")
     inputs, called = arguments("GCN plain", MANY, 13)
     assert_same(results(model.train(), inputs, called), results(reference.train(), inputs, called))
-    assert model._fast.direct == {None: False} and why in model._fast.why[DIRECT], model._fast.why
+    assert model._fast.direct == {(None, "cpu", ""): False} and why in model._fast.why[DIRECT], model._fast.why
 
 
 # ---- calls that a form was not made for -----------------------------------------------------------------------------
