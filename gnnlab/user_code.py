@@ -65,6 +65,20 @@ def guarded(what: str) -> Iterator[None]:
         raise GnnlabError(f"{what} {one_line(error)}") from error
 
 
+@contextmanager
+def forked_random(seed: int | None = None) -> Iterator[None]:
+    """Inside, torch draws on every device from `seed`, or as it likes; after it, from where it was."""
+    import torch
+
+    used = torch.cuda.is_initialized()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if used else ()):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+    if not used:  # no state was there: what torch.manual_seed had asked of CUDA is asked again
+        torch.cuda.manual_seed_all(torch.initial_seed())
+
+
 def is_there(spec: str) -> bool:
     """Does `module:factory` name a module that could be imported? Nothing is imported."""
     return _origin(spec.partition(":")[0].partition(".")[0]) is not None

@@ -51,9 +51,10 @@ def computes(x: Tensor) -> bool:
     return x.dtype in ON_CPU if x.is_cpu else x.is_cuda and x.dtype in ON_CUDA
 
 
-def capturing(x: Tensor) -> bool:
-    """Is a CUDA graph recorded, in which nothing can be compared and no value can be asked for?"""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+def cannot_compare(x: Tensor) -> bool:
+    """Is a CUDA graph recorded, in which no value can be asked for, or does the one thread that computes gradients on a
+    CUDA device run this, for which a comparison would wait?"""
+    return x.is_cuda and (torch.cuda.is_current_stream_capturing() or torch._C._current_graph_task_id() != -1)
 
 
 def kernel_missing(x: Tensor) -> str:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from gnnswap.neighbours import GraphCache, Neighbours
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NEIGHBOUR_SUM = "neighbour_sum"
+_RECORDING = [getattr(torch._C.DispatchKey, name) for name in ("AutogradFunctionality", "AutogradOther")]
 # a compiled program has no place to keep sorted edges: its operators are given tensors and numbers only. So the
 # process keeps them, in one cache that is bounded by bytes; what is in it follows from the edges alone
 _GRAPHS = GraphCache()
@@ -106,25 +106,25 @@ def aggregate_back(
 ) -> list[Tensor]:
     """The gradient of each of the tensors."""
 
-    def compute() -> list[Tensor]:
-        with torch.inference_mode(False):
-            grads = _gradients(grad, [t.detach() for t in tensors], edge_index, values, spec, shape, again=False)[1]
-        return [one.contiguous() for one in grads]
-
-    return _other_thread(os.getpid()).submit(_as_here(grad, compute)).result()
+    with torch.inference_mode(False), _recording():
+        grads = _gradients(grad, [t.detach() for t in tensors], edge_index, values, spec, shape, again=False)[1]
+    return [one.contiguous() for one in grads]
 
 
-def _as_here(of: Tensor, compute: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
-    """`compute` on this thread's CUDA device and stream, whatever those of the thread that it is called on."""
-    if not of.is_cuda:
-        return compute
-    stream = torch.cuda.current_stream(of.device)
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Within it gradients can be recorded: within an operator torch has switched that off below `enable_grad`.
 
-    def run() -> list[Tensor]:
-        with torch.cuda.stream(stream):
-            return compute()
-
-    return run
+    Not on another thread: the one that computes gradients on a CUDA device would wait for itself.
+    """
+    keys = [key for key in _RECORDING if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
+    try:
+        for key in keys:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
+    finally:
+        for key in keys:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
 
 
 def _gradients(
@@ -141,13 +141,6 @@ def _gradients(
         leaves = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in tensors]
         out = _aggregated(leaves, edge_index, values, spec, shape)
         return leaves, torch.autograd.grad(out, leaves, grad, create_graph=again, materialize_grads=True)
-
-
-@functools.lru_cache(1)
-def _other_thread(process: int) -> ThreadPoolExecutor:
-    """A thread on which gradients are recorded: within an operator torch has switched that off below `enable_grad`.
-    One for each process, as a fork takes no threads along."""
-    return ThreadPoolExecutor(1)
 
 
 @aggregate_back.register_fake

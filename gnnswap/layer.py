@@ -293,7 +293,7 @@ def _prepared(
 
     try:
         if kind not in state.direct:
-            if backends.capturing(x):
+            if backends.cannot_compare(x):
                 return None
             state.caches.graphs.get(edge_index, x.shape[0])  # raises where nothing can be compared
             state.direct[kind] = _compare_direct(layer, form, x, edge_index, values)
@@ -416,7 +416,7 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
         if not guards.plain_call() or not generic.supported(self, kind, edge_index):
             return kind.propagate(self, edge_index, size=size, **given)
         if argument is None:
-            if not generic.comparable(given, edge_index.device) or backends.capturing(edge_index):
+            if not generic.comparable(given, edge_index.device) or backends.cannot_compare(edge_index):
                 return kind.propagate(self, edge_index, size=size, **given)
             try:
                 argument = state.sums[where] = _compare_sums(self, kind, edge_index, size, given)

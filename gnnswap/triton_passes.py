@@ -33,6 +33,7 @@ MOST_CHANNELS = 512  # of a head, whose row attention has in registers
 MOST_SHARED = 4096  # numbers of all heads, where one program has them all
 FOLDED = 16  # lines of parts that are read at once
 VECTOR_PROGRAMS = 8192  # most programs of a pass that leaves a line for the gradient of a vector
+FEW = 1024  # pieces, below which a tile of another size would be no faster
 KINDS = {"gat": 0, "gatv2": 1, "transformer": 2}
 SUM, LEAST, LARGEST = 0, 1, 2
 INTERPRETED = not isinstance(kernels.fold, triton.runtime.JITFunction)
@@ -138,6 +139,8 @@ def _pieces(graph: Neighbours) -> Pieces:
     kind = torch.int32 if max(graph.num_nodes, graph.num_edges) < 2**31 - 2**16 else torch.int64
     made, hub_row, hub_ptr = (one.to(kind).contiguous() for one in (made, hub_row, hub_ptr))
     usual = max(4, _power(_blocks(graph.num_edges, max(1, made.shape[0]))))
+    if made.shape[0] < FEW:  # kernels of all small graphs are compiled once
+        usual = 8
     return Pieces(made, hub_row, hub_ptr, int(hub.sum()), usual)
 
 

@@ -1,13 +1,15 @@
 """Find what makes your model faster, measure it, prove it equal, and write the fast model.
 
-Fast layers come first, then constant output, inference mode, threads, torch.compile, mallopt (freed memory is
-kept). Each step is added to those that were kept, compared on your graph and on others (isolated nodes, repeated
-edges, self-loops, no edges, other sizes), raced in several processes, and stays if it makes the model faster.
+Fast layers come first, then constant output, inference mode, threads, captured (on CUDA: the whole step as a CUDA
+graph, where the edges are the model's own), torch.compile, mallopt (freed memory is kept). Each step is added to
+those that were kept, compared on your graph and on others (isolated nodes, repeated edges, self-loops, no edges,
+other sizes), raced in several processes, and stays if it makes the model faster.
 bfloat16, which changes results, is measured, listed, and not applied.
 
 examples:
   gnnlab optimize my_models:make --graph digits
   gnnlab optimize my_models:make --graph planetoid:Cora --train --out fast_model.py
+  gnnlab optimize my_models:make --graph digits --device cuda
   gnnlab optimize my_models:make --graph my_graph.npz --budget 300 --processes 5 --json
 """
 
@@ -35,6 +37,7 @@ FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says 
 def add_arguments(parser: ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--train", action="store_true", help="forward and backward pass, and gradients in the proof")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: where your function makes the model")
     parser.add_argument("--out", metavar="FILE", help="write the fast model as a module")
     parser.add_argument("--budget", type=count, default=90, metavar="S", help="seconds for all of it (%(default)s)")
     parser.add_argument("--processes", type=count, default=3, metavar="N", help="processes that race (%(default)s)")
@@ -67,6 +70,7 @@ def run(arguments: Namespace) -> int:
         arguments.model,
         arguments.graph,
         train=arguments.train,
+        device=arguments.device,
         budget_s=float(arguments.budget),
         processes=arguments.processes,
         tell=tell,
@@ -89,6 +93,7 @@ def _table(report: Optimized) -> Table:
     facts = report.facts
     what = "forward and backward, dropout at 0" if report.train else "forward"
     title = f"{report.spec} on {report.graph}: {facts['nodes']:,} nodes, {facts['edges']:,} edges; {what}"
+    title += f"; {facts['device']}" if "device" in facts else ""
     rows = []
     for tried in report.tried:
         why = tried.why if tried.error is None else f"{tried.why}; error {tried.error:.1e}"

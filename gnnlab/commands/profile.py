@@ -130,6 +130,9 @@ def _about(workload: Workload) -> dict[str, Any]:
     """When, on what hardware, and which model, as S1's JSON has them."""
     import torch
 
+    from gnnlab.profiling.context import products
+    from gnnlab.profiling.tensors import device_name, device_of
+
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     parameters = list(workload.model.parameters())
     return {
@@ -138,6 +141,8 @@ def _about(workload: Workload) -> dict[str, Any]:
             "cuda_available": gpu is not None,
             "gpu_name": gpu and gpu.name,
             "gpu_memory_gb": gpu and round(gpu.total_memory / 1e9, 1),
+            "device": device_name(device_of(workload.model, workload.batch)),
+            "float32_products": products(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "allocator": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ALLOCATOR)},

@@ -109,7 +109,10 @@ def read(root: Path) -> list[MachineLedger]:
     paths = [path for path in sorted((root / FOLDER).glob("*/*.json")) if path.name != ledger.RECORD]
     for folder, of_machine in itertools.groupby(paths, key=lambda path: path.parent):
         again = "make it again: gnnlab claims FOLDER --publish"
-        documents = {path.stem: files.read_json(path, again) for path in of_machine}
+        read_here = {path.stem: files.read_json(path, again) for path in of_machine}
+        documents = {name: document for name, document in read_here.items() if "claims" in document}
+        if not documents:  # other measurements, as those of kernels on a card
+            continue
         rows: dict[str, Judged] = {}
         for row in (row for document in documents.values() for row in _judged(document)):
             rows[row.id] = max(rows.get(row.id, row), row, key=lambda r: (r.value is not None, r.runs, r.n))

@@ -52,8 +52,11 @@ def state() -> dict[str, Any]:
     """What of the environment changes while a notebook runs."""
     import torch
 
+    from gnnlab.profiling.context import products
+
     return {
         "threads": torch.get_num_threads(),
+        "float32_products": products(),
         "load": [round(x, 2) for x in psutil.getloadavg()],
         **machine.at_work(),
     }
@@ -143,6 +146,7 @@ def readable(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _state(known: Mapping[str, Any]) -> str:
     return _joined(
         _counted(known.get("threads"), "thread"),
+        known.get("float32_products", "highest") != "highest" and f"float32 products: {known['float32_products']}",
         known["load"] and "load " + " ".join(map(str, known["load"])),
         "others_percent" in known and f"{known['others_percent']} % used by other programs",
         "steal_percent" in known and f"{known['steal_percent']} % stolen by other guests",

@@ -94,7 +94,7 @@ class Lab:
         *,
         key: str | Sequence[str] = KEY,
         budget_s: float = 2.0,
-        device: str = "cpu",
+        device: str | None = None,
         precision: str = "float32",
         of_form: Mapping[str, Mapping[str, Any]] | None = None,
         purpose: str | None = None,
@@ -104,10 +104,10 @@ class Lab:
 
         `forms` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
         tuple of several keys, to its inputs: a mapping by the names of arguments, or a tuple. `key` names the keys.
-        `budget_s` is the sampling time of one cell, `precision` what forms compute in. The rows of a form say what
-        the form says of itself (`conditions.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`.
-        A form that raises `Unavailable` is one, and no failure. `options`
-        are those of `profiling.races.race_forms`: tolerance, mode, per.
+        `budget_s` is the sampling time of one cell, `precision` what forms compute in, `device` where: unless it is
+        named, where the tensors are that go in and out. The rows of a form say what the form says of itself
+        (`context.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`. A form that raises
+        `Unavailable` is one, and no failure. `options` are those of `profiling.races.race_forms`: tolerance, mode, per.
 
         `purpose` says what the forms are alternatives for, as "attention over {nodes} nodes" with the keys of a cell: a
         line of the table with which the report opens. A race without one is no choice of a reader's.
@@ -124,7 +124,7 @@ class Lab:
                 for form, raced in race_forms(forms, inputs, budget_s=budget_s, device=device, **options).items():
                     name = baseline if form == CONTROL else form
                     own = row_of(forms[name]) | (of_form or {}).get(name, {})
-                    asked = {"study": study, "keys": keys, "form": form, "device": device, "precision": precision}
+                    asked = {"study": study, "keys": keys, "form": form, "device": raced.device, "precision": precision}
                     self._put_raced(raced, baseline, asked, own)
                 step(", ".join(map(str, keys.values())))
         return self.study(study)
@@ -137,8 +137,8 @@ class Lab:
         if raced.conditions and "threads" not in own:
             fields["threads"] = fields["threads"] and raced.conditions.threads  # a GPU has none
         products = raced.conditions.precision if raced.conditions else "highest"
-        if products != "highest" and "device" not in own and fields["runtime"].startswith("torch"):
-            fields["precision"] += f", matmul precision {products}"
+        if "device" not in own and fields["runtime"].startswith("torch"):
+            fields["precision"] += self._products(products, fields["device"])
         fields |= {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, "statistic": "median"}
         fields["parity_error"] = raced.parity_error
         if raced.times_ms is None:
@@ -219,6 +219,8 @@ class Lab:
         """
         import torch
 
+        from gnnlab.profiling import context
+
         device = str(fields.get("device", "cpu"))
         bare = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device)
         if bare:
@@ -226,8 +228,15 @@ class Lab:
             names = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
             device = f"{kind} {names[at]}" if at < len(names) else kind
         threads = torch.get_num_threads() if device.startswith("CPU") else 0
-        of_torch = {"runtime": f"torch {torch.__version__}", "precision": "float32", "threads": threads}
+        precision = f"float32{self._products(context.products(), device)}"
+        of_torch = {"runtime": f"torch {torch.__version__}", "precision": precision, "threads": threads}
         return {**of_torch, **fields, "device": device}
+
+    @staticmethod
+    def _products(precision: str, device: str) -> str:
+        """What to say of float32 products that are less exact than float32."""
+        tf32 = " (TF32)" if device.startswith("CUDA") else ""
+        return "" if precision == "highest" else f", matmul precision {precision}{tf32}"
 
     # ---- showing ----------------------------------------------------------------------------------------------------
 

@@ -28,9 +28,31 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import UninitializedTensorMixin
 
 from gnnlab.errors import GnnlabError
+from gnnlab.user_code import forked_random
 
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as torch names them
+_COMPILE_OPTIONS = frozenset(inspect.signature(torch.compile).parameters)
+RECOMPILE_LIMIT = 64  # of one code, where torch has none of its own for each that is compiled
 OWN_PRECISIONS = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
+
+
+def products() -> str:
+    """How exact float32 products are: highest, high or medium. CUDA computes high and medium in TF32."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses where they were set by backend: `torch.backends.cuda.matmul.fp32_precision`
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def compiled(form: Callable[..., Any], **options: Any) -> Any:
+    """`torch.compile(form, **options)`. A torch without `recompile_limit` and `isolate_recompiles` (before 2.13) gets
+    one limit for all that is compiled, so high that no form runs uncompiled in silence."""
+    lacking = options.keys() - _COMPILE_OPTIONS
+    if lacking:
+        from torch._dynamo import config  # loading it takes a second
+
+        config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
+    return torch.compile(form, **{name: value for name, value in options.items() if name not in lacking})
 
 
 @dataclass(frozen=True)
@@ -42,7 +64,7 @@ class Conditions:
 
     @classmethod
     def now(cls) -> Conditions:
-        return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
+        return cls(torch.get_num_threads(), products())
 
     def set(self) -> None:
         torch.set_num_threads(self.threads)
@@ -170,9 +192,7 @@ class ProfilingContext:
         before = ExitStack()
         before.callback(random.setstate, random.getstate())
         before.callback(np.random.set_state, np.random.get_state())
-        before.callback(torch.set_rng_state, torch.get_rng_state())
-        if torch.cuda.is_available():
-            before.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        before.enter_context(forked_random())
         if self.seed is not None:
             set_seed(self.seed)
         for module in self.model.modules():

@@ -29,9 +29,11 @@ from gnnswap.inputs import call
 from .estimates import median_interval
 from .tensors import device_of
 
+OUTSIDE = "kernels outside of operators"  # as those that a CUDA graph replays, or a function launches by itself
 _RUN = "gnnlab.run"
 _WARM_UP = 3
 _TRACED = 2  # runs in a trace
+_ROUNDING = 0.01  # of the kernels' time
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class OperatorProfile:
 
     Times and shares are medians over the runs, so that one stall of the machine does not make a bottleneck; shares
     need not add up to 1 exactly.
+
+    On CUDA the time is that of the kernels that an operator launches; those that no operator launches have the row
+    `OUTSIDE`.
 
     `frame`: operator, calls (in all runs), calls_per_forward, self_ms_per_forward, share (of the time of all
     operators), share_low, share_high (its 95 % interval), the largest share first. `shares` has them by run: operator x
@@ -122,17 +127,35 @@ def _record(
 
 
 def _calls_by_run(record: torch.profiler.profile, device: torch.device) -> pd.DataFrame:
-    """A row for each operator call that began inside a run, the first run left out: run, operator, ms (of its own)."""
-    own_time = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    """A row for each operator call that began inside a run, the first run left out: run, operator, ms (of its own); on
+    CUDA also one a run for `OUTSIDE`, where there is anything."""
+    cuda = device.type == "cuda"
+    own_time = "self_device_time_total" if cuda else "self_cpu_time_total"
     events = [event for event in record.events() if event.device_type == DeviceType.CPU]
     runs = sorted((event.time_range for event in events if event.name == _RUN), key=lambda time: time.start)
     starts = [time.start for time in runs]
+
+    def run_of(event: Any) -> int:
+        """The number of the run, -1 in the first one or outside of all."""
+        at = bisect.bisect_right(starts, event.time_range.start) - 1
+        return at - 1 if at > 0 and event.time_range.start <= runs[at].end else -1
+
     rows = []
     for event in events:
-        at = bisect.bisect_right(starts, event.time_range.start) - 1
-        if at > 0 and event.time_range.start <= runs[at].end and not event.is_user_annotation:
-            rows.append((at - 1, event.name, getattr(event, own_time) / 1e3))
-    return pd.DataFrame(rows, columns=["run", "operator", "ms"])
+        if not event.is_user_annotation and (run := run_of(event)) >= 0:
+            rows.append((run, event.name, getattr(event, own_time) / 1e3))
+    frame = pd.DataFrame(rows, columns=["run", "operator", "ms"])
+    if not cuda:
+        return frame
+    annotations = {event.name for event in events if event.is_user_annotation}
+    kernels = [e for e in record.events() if e.device_type != DeviceType.CPU and e.name not in annotations]
+    total = pd.Series(0.0, index=range(len(runs) - 1))
+    for kernel in kernels:
+        if (run := run_of(kernel)) >= 0:
+            total[run] += kernel.time_range.elapsed_us() / 1e3
+    left = total - frame.groupby("run")["ms"].sum().reindex(total.index, fill_value=0.0)
+    left = left[left > _ROUNDING * total]
+    return pd.concat([frame, pd.DataFrame({"run": left.index, "operator": OUTSIDE, "ms": left.to_numpy()})])
 
 
 def _shares(ms: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

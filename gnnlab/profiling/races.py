@@ -15,7 +15,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle, islice
 from typing import Any
@@ -33,6 +33,7 @@ from gnnswap.parity import FP32_SLACK, GRADIENT_FLOOR, RTOL_FLOAT32, Deviation
 from . import estimates, timing
 from .context import Conditions, Under
 from .estimates import CONTROL, Estimate
+from .tensors import device_of
 
 INPUT_PERTURBATIONS = 8  # inputs with other last bits, on which the baseline's own error is taken
 ITEMS = 256  # in a sample of a baseline that takes them one by one; with 64, in cold caches, each took 7 % longer
@@ -53,6 +54,7 @@ class Raced:
     reason: str | None = None
     missing: bool = False  # what it needs is not here, which is no failure of the form
     notes: tuple[str, ...] = ()
+    device: str = "cpu"  # for which the clock waited
 
 
 def race_forms(
@@ -62,7 +64,7 @@ def race_forms(
     tolerance: float | Mapping[str, float] = RTOL_FLOAT32,
     mode: str = "inference",
     budget_s: float = 2.0,
-    device: Any = "cpu",
+    device: Any = None,
     per: int = 1,
     one_by_one: str | None = None,
 ) -> dict[str, Raced]:
@@ -74,7 +76,8 @@ def race_forms(
     differ in their last bits.
     In mode "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
     gradients of inputs and of parameters of the same name have to agree, too. In mode "plain" gradients are on unless
-    a form turns them off itself. A call works through `per` items; times are those of one of them. A baseline that
+    a form turns them off itself. The clock waits for `device`: that of the forms' tensors, inputs and results unless it
+    is named. A call works through `per` items; times are those of one of them. A baseline that
     takes the items of an input `one_by_one` is timed on the next `ITEMS` of them, and its time is that of all.
 
     Raises:
@@ -85,32 +88,35 @@ def race_forms(
     calls = {name: call_of(form, inputs, mode) for name, form in forms.items()}
     with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        usable, checked = _agreeing(calls, tolerance, cache(lambda: _exact(next(iter(forms.values())), inputs, mode)))
+        usable, checked, output = _agreeing(
+            calls, tolerance, cache(lambda: _exact(next(iter(forms.values())), inputs, mode))
+        )
+        where = device_of(list(forms.values()), inputs, output) if device is None else device
         base, each, part = usable[0], {name: calls[name] for name in usable}, 1.0
         if one_by_one and len(inputs[one_by_one]) > ITEMS:
             part, turns = ITEMS / len(inputs[one_by_one]), cycle(inputs[one_by_one])
             each[base] = lambda: call_of(forms[base], {**inputs, one_by_one: list(islice(turns, ITEMS))}, mode)()
-        timed = timing.race(each, control=True, budget_s=budget_s, device=device, least=LEAST_ROUNDS)
+        timed = timing.race(each, control=True, budget_s=budget_s, device=where, least=LEAST_ROUNDS)
     samples = {name: np.asarray(times.samples_ms) / per for name, times in timed.items()}
     samples |= {name: samples[name] / part for name in (base, CONTROL)}
     result, in_turns = {}, (f"timed on {ITEMS} items at a time, which take turns",) * (part < 1)
     for name in [base, CONTROL, *(name for name in forms if name != base)]:
         if name not in samples:
-            result[name] = checked[name]
+            result[name] = replace(checked[name], device=str(where))
             continue
         noise = None if name == CONTROL else samples[CONTROL]
         ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
         form, error = forms.get(name, forms[base]), checked.get(name, Raced()).parity_error
         conditions = (isinstance(form, Under) and form.conditions) or Conditions.now()
         notes = timed[name].notes + in_turns * (name in (base, CONTROL))
-        result[name] = Raced(samples[name], ratio, error, conditions, notes=notes)
+        result[name] = Raced(samples[name], ratio, error, conditions, notes=notes, device=str(where))
     return result
 
 
 def _agreeing(
     calls: Mapping[str, Form], tolerance: float | Mapping[str, float], exact: Callable[[], tuple[Any, float] | None]
-) -> tuple[list[str], dict[str, Raced]]:
-    """Names of the forms that can be timed, and how far off each is or why it cannot."""
+) -> tuple[list[str], dict[str, Raced], Any]:
+    """Names of the forms that can be timed, how far off each is or why it cannot, and what the baseline gave."""
     bounds = tolerance if isinstance(tolerance, Mapping) else {}
     common = RTOL_FLOAT32 if isinstance(tolerance, Mapping) else tolerance
     base = next(iter(calls))
@@ -137,7 +143,7 @@ def _agreeing(
         else:
             reason = f"its output differs from that of {base} by {error:.1e} relative, allowed is {bound:.0e}"
             checked[name] = Raced(reason=f"{reason}; only what computes the same is timed", parity_error=float(error))
-    return usable, checked
+    return usable, checked, baseline.value
 
 
 def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:

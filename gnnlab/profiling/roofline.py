@@ -32,7 +32,7 @@ from gnnswap.inputs import call
 
 from .context import Conditions
 from .costs import Cost, cost
-from .tensors import cpu_or_cuda
+from .tensors import cpu_or_cuda, device_name
 from .timing import race
 
 WORKING_SETS = tuple(kib * 1024 for kib in (32, 64, 256, 1024, 2048, 8192, 32768, 65536, 131072, 262144))  # bytes
@@ -196,7 +196,7 @@ def ceilings(device: Any = "cpu", threads: int | None = None, budget_s: float = 
             gemm_gflop_s=2 * n**3 / min(timed["product"].samples_ms) / 1e6,
             precision="float32",
             threads=threads,
-            device=torch.cuda.get_device_name(where) if where.type == "cuda" else str(where),
+            device=device_name(where),
             samples=timed["product"].n,
         )
 

@@ -55,7 +55,7 @@ def benchmark_function(
     num_runs: int | None = 100,
     warmup_runs: int = 10,
     budget_s: float = 1.0,
-    device: Any = "cpu",
+    device: Any = None,
     setup: Callable[[], Any] | None = None,
     **kwargs: Any,
 ) -> RuntimeStats:
@@ -63,7 +63,7 @@ def benchmark_function(
 
     With `num_runs=None`, `timing.measure` decides: until it is warm, then until the interval of the median is within
     2 % or `budget_s` is spent. With `setup`, each run calls `fn(setup(), *args, **kwargs)` and the set-up is not timed.
-    `device` is synchronized around each run.
+    Each run begins and ends when `device` is idle (`sampling.synchronizer`).
     """
 
     def form(*prepared: Any) -> Any:
@@ -87,7 +87,7 @@ def profile_forward(model: nn.Module, batch: Any, **options: Any) -> RuntimeStat
         with torch.inference_mode():
             return call(model, batch)
 
-    return benchmark_function(forward, device=device_of(model), **options)
+    return benchmark_function(forward, device=device_of(model, batch), **options)
 
 
 def profile_backward(model: nn.Module, batch: Any, loss_fn: Loss | None = None, **options: Any) -> RuntimeStats:
@@ -99,7 +99,7 @@ def profile_backward(model: nn.Module, batch: Any, loss_fn: Loss | None = None, 
     options["setup"] = lambda: _training_loss(model, batch, loss_fn)
     with unchanged(model):
         model.zero_grad(set_to_none=True)
-        return benchmark_function(lambda loss: loss.backward(), device=device_of(model), **options)
+        return benchmark_function(lambda loss: loss.backward(), device=device_of(model, batch), **options)
 
 
 def profile_training_step(
@@ -122,7 +122,7 @@ def profile_training_step(
 
     with unchanged(model, optimizer):
         model.zero_grad(set_to_none=True)
-        return benchmark_function(step, device=device_of(model), **options)
+        return benchmark_function(step, device=device_of(model, batch), **options)
 
 
 def _training_loss(model: nn.Module, batch: Any, loss_fn: Loss | None) -> torch.Tensor:

@@ -4,6 +4,7 @@ wrong. `timing` decides what is compared with what."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -25,11 +26,22 @@ _DRIFT = 0.05
 _NOISY = 0.10
 
 
-def synchronizer(device: Any) -> Callable[[], None]:
-    """A function that waits until `device` has done its work; on a CPU there is nothing to wait for."""
+def wait_for_cuda() -> None:
+    """Wait until the current CUDA device has done its work, if this process uses one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def synchronizer(device: Any = None) -> Callable[[], None]:
+    """A function that waits until `device` has done its work.
+
+    A CPU has, when a call returns. But whoever names it, or no device, may be wrong: then the current CUDA device is
+    waited for, in a process that uses one.
+    """
     kind = str(device).split(":")[0]
-    if kind == "cpu":
-        return lambda: None
+    if device is None or kind == "cpu":
+        return wait_for_cuda
     import torch
 
     module = getattr(torch, kind, None)

@@ -34,9 +34,15 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 
 def device_of(*things: Any) -> torch.device:
-    """The device of the first parameter, buffer or tensor in models and batches; the CPU if there is none."""
-    first = next(tensors_in(things), None)
-    return torch.device("cpu") if first is None else first.device
+    """Where models and batches compute: the device of the first parameter, buffer or tensor that is not on the CPU; the
+    CPU if there is none."""
+    devices = (tensor.device for tensor in tensors_in(things))
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the card, of a CUDA device; of any other what torch calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def cpu_or_cuda(device: Any, what: str) -> torch.device:

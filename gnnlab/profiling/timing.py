@@ -31,6 +31,7 @@ from .sampling import (
     notes_on,
     steal_note,
     steal_s,
+    synchronizer,
     wanted_samples,
 )
 
@@ -40,10 +41,14 @@ _WARM_SHARE = 0.3  # of the budget
 
 class stopwatch:
     """How long something took that happens once (an export, a build, a first call): `.s` and `.ms`, within the block
-    so far, after it in all, also where it raised. What can be repeated is measured (`measure`, `race`)."""
+    so far, after it in all, also where it raised. What can be repeated is measured (`measure`, `race`).
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self._clock, self._end = clock, None
+    Each reading waits for `device`; see `sampling.synchronizer`.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter, device: Any = None) -> None:
+        wait = synchronizer(device)
+        self._clock, self._end = lambda: (wait(), clock())[1], None
 
     def __enter__(self) -> stopwatch:
         self._start = self._clock()
@@ -99,7 +104,7 @@ def measure(
     form: Form,
     *,
     setup: Callable[[], Any] | None = None,
-    device: Any = "cpu",
+    device: Any = None,
     target: float = TARGET,
     budget_s: float = 2.0,
     clock: Clock = time.perf_counter,
@@ -109,7 +114,7 @@ def measure(
     Six samples are taken in any case, the fewest that a 95 % interval can be made of.
 
     With `setup`, each sample is one call `form(setup())` and the set-up is not timed (a backward pass needs a new
-    graph). `device` is synchronized around each sample. `clock` is for tests.
+    graph). Each sample begins and ends when `device` is idle (`sampling.synchronizer`). `clock` is for tests.
     """
     run = Sampler(form, setup, device, clock)
     with quiet():
@@ -128,7 +133,7 @@ def sample(
     runs: int,
     warm_up: int = 0,
     setup: Callable[[], Any] | None = None,
-    device: Any = "cpu",
+    device: Any = None,
     clock: Clock = time.perf_counter,
 ) -> list[float]:
     """ms of each of `runs` single calls after `warm_up` that do not count; a fixed number, where one is asked for."""
@@ -143,7 +148,7 @@ def race(
     forms: Mapping[str, Form],
     *,
     control: bool = False,
-    device: Any = "cpu",
+    device: Any = None,
     target: float = TARGET,
     budget_s: float = 4.0,
     seed: int = 0,
@@ -182,7 +187,7 @@ def control_differences(
     form: Form,
     *,
     repeats: int = 130,
-    device: Any = "cpu",
+    device: Any = None,
     target: float = TARGET,
     budget_s: float = 0.2,
     clock: Clock = time.perf_counter,

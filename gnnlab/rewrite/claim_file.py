@@ -173,7 +173,8 @@ def race_in_worker(path: str, budget_s: float, inputs: str | None = None) -> dic
     if any(part.memory for part in read_claim(given.claim)):
         calls = {name: call_of(form, given.inputs, given.mode) for name, form in forms.items()}
         with torch.inference_mode(given.mode == "inference"):
-            held = {name: profile_memory_usage(call, device="cpu").rise_mb for name, call in calls.items()}
+            where = raced["before"].device
+            held = {name: profile_memory_usage(call, device=where).rise_mb for name, call in calls.items()}
     about = {
         "claim": given.claim,
         "parity_error": raced["after"].parity_error,

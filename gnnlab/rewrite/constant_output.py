@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch_geometric.inspector import Inspector
 
+from gnnlab.profiling.context import products
 from gnnswap.guards import plain_call
 
 MOST_OUTPUTS = 16  # kept of one module, for as many arguments
@@ -68,7 +69,7 @@ class ConstantOutput:
             key = None
         if key is None or not _ordinary_call():
             return forward(*arguments, **named)
-        key = key, torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        key = key, torch.get_default_dtype(), products()
         detector, outputs = self._kept.get(module, (None, {}))
         if detector is None or not detector.unchanged():
             detector, outputs = ChangeDetector(module), {}

@@ -42,13 +42,18 @@ EQUAL = 1e-4  # relative, of the norm of an output or of a loss: sums of million
 
 
 def measure(
-    models: Sequence[str], sizes: Sequence[str], *, seconds: float = 1.0, limit_s: float = 600.0
+    models: Sequence[str],
+    sizes: Sequence[str],
+    *,
+    seconds: float = 1.0,
+    limit_s: float = 600.0,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Three rows for each model, size "nodes/edges", phase and form: time, peak memory, first call over a later one.
 
-    `seconds` is the sampling time of a cell beyond its three first samples; a cell that takes longer than `limit_s` in
-    all is a time-out. The first call of a graph prepares it; peak memory is that of all tensors at once: graph, model,
-    what was prepared, and what the calls hold.
+    All of it on `device`. `seconds` is the sampling time of a cell beyond its three first samples; a cell that takes
+    longer than `limit_s` in all is a time-out. The first call of a graph prepares it; peak memory is that of all
+    tensors at once: graph, model, what was prepared, and what the calls hold.
 
     Raises:
         GnnlabError: a model that is not known, or a size that is none.
@@ -56,7 +61,7 @@ def measure(
     if unknown := set(models) - MODELS.keys():
         raise GnnlabError(f"{', '.join(sorted(unknown))}: no such model; there are {', '.join(MODELS)}")
     cells = list(product(map(_nodes_and_edges, sizes), models, PHASES))
-    fixed = {"threads": torch.get_num_threads(), "seconds": seconds}
+    fixed = {"threads": torch.get_num_threads(), "seconds": seconds, "device": device}
     rows: list[dict[str, Any]] = []
     with Worker(keep_memory=False) as worker, progress("cells of growth", len(cells)) as step:
         for (nodes, edges), model, phase in cells:
@@ -68,18 +73,21 @@ def measure(
                 rows += _rows({**key, "form": f"{model}, {form}"}, answer, expected)
                 expected = answer.value["norm"] if answer.status == "done" else None
             step(f"{model}, {nodes}/{edges}, {phase}")
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(device=device)
 
 
-def cell(model: str, nodes: int, edges: int, phase: str, form: str, threads: int, seconds: float) -> dict[str, Any]:
+def cell(
+    model: str, nodes: int, edges: int, phase: str, form: str, threads: int, seconds: float, device: str = "cpu"
+) -> dict[str, Any]:
     """One cell, in this process: `samples` ms, `first` call ms, `peak` MiB, and `norm` of what the second call gave."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    net = MODELS[model](FEATURES, HIDDEN, num_layers=2)
+    net = MODELS[model](FEATURES, HIDDEN, num_layers=2).to(device)
     net = swap(net).model if form == "gnnlab" else net
     forward = torch.no_grad()(lambda data: net.eval()(data.x, data.edge_index))
     call = forward if phase == "forward" else _training_step(net)
-    small, data = generate_scaling_graphs([min(nodes, SMALL_NODES), nodes], edges / nodes, FEATURES)
+    graphs = generate_scaling_graphs([min(nodes, SMALL_NODES), nodes], edges / nodes, FEATURES)
+    small, data = (graph.to(device) for graph in graphs)
     call(small)  # not counted: layers are tried at their first call, whatever the graph
 
     def first_calls() -> tuple[float, float]:
@@ -88,7 +96,7 @@ def cell(model: str, nodes: int, edges: int, phase: str, form: str, threads: int
         return first.ms, float(call(data).norm())  # some of it is prepared when a graph comes a second time
 
     before = sum(storages(net, data.x, data.edge_index).values())
-    held = peak_memory(first_calls, torch.device("cpu"))
+    held = peak_memory(first_calls, torch.device(device))
     with stopwatch() as later:
         call(data)
     more = sample(lambda: call(data), runs=min(MOST, max(FEWEST, int(seconds / later.s))) - 1)
@@ -100,7 +108,7 @@ def _training_step(net: nn.Module) -> Callable[[Data], Tensor]:
     optimizer = torch.optim.Adam(net.parameters())
 
     def step(data: Data) -> Tensor:
-        labels = torch.arange(data.num_nodes) % HIDDEN
+        labels = torch.arange(data.num_nodes, device=data.x.device) % HIDDEN
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(data.x, data.edge_index), labels)
         loss.backward()

@@ -29,10 +29,11 @@ from torch import nn
 from gnnlab import machine, user_code
 from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.profiling import estimates, timing
-from gnnlab.profiling.context import Conditions
+from gnnlab.profiling.context import Conditions, products
 from gnnlab.profiling.estimates import CONTROL, Estimate
 from gnnlab.profiling.memory import profile_memory_usage
 from gnnlab.profiling.races import call_of, comparable
+from gnnlab.profiling.tensors import device_name, device_of
 from gnnlab.rewrite import proof, steps
 from gnnlab.rewrite.proof import UserModel
 from gnnlab.rewrite.steps import ALLOCATOR, STEPS
@@ -55,7 +56,7 @@ _SOME = 1.1  # a gain that would be seen as one
 clock = time.monotonic
 
 Plan = tuple[str, ...]
-Of = tuple[str, str, bool]  # the user's model, graph, and whether it is to be trained
+Of = tuple[str, str, bool, str | None]  # the user's model, graph, whether it is to be trained, and the device
 Times = dict[str, list[float]]  # ms of each round, by form
 
 
@@ -75,13 +76,15 @@ class Tried:
 @dataclass(frozen=True)
 class Optimized:
     """`gain`: the time of the user's model over that of the fast one, over so many `processes`, of which `clear` show
-    it each by itself. `ms` and `memory_mib` (what a call holds beside its inputs) of "yours" and "fast". `late`: steps
-    for which there was no time. `inapplicable`: steps, with why not. `facts`: graph and machine. `proof`: the graphs on
-    which it held, and those skipped. `seconds`: how long all of it took."""
+    it each by itself. `device`: the one that was named, None where the factory decides. `ms` and `memory_mib` (what a
+    call holds beside its inputs) of "yours" and "fast". `late`: steps for which there was no time. `inapplicable`:
+    steps, with why not. `facts`: graph and machine. `proof`: the graphs on which it held, and those skipped.
+    `seconds`: how long all of it took."""
 
     spec: str
     graph: str
     train: bool
+    device: str | None
     plan: Plan
     gain: Estimate | None
     processes: int
@@ -101,6 +104,7 @@ def optimize(
     graph: str = "digits",
     *,
     train: bool = False,
+    device: str | None = None,
     budget_s: float = 90.0,
     processes: int = 3,
     only: Sequence[str] | None = None,
@@ -109,6 +113,7 @@ def optimize(
 ) -> Optimized:
     """Try every step, or those named in `only`, on the model of `module:factory` on a graph.
 
+    `device`: where both are moved ("cpu", "cuda"); unless it is named, they stay where the factory made them.
     `tell` gets lines of progress, `improved` the report whenever a plan was found that is faster than the one before.
     The first look and the first step take place whatever the budget.
 
@@ -121,7 +126,7 @@ def optimize(
     user_code.require(spec)  # before processes are started
     with ExitStack() as held:
         pairs = [[held.enter_context(Worker(keep_memory=False)) for _ in range(processes)] for _ in range(2)]
-        search = _Search((spec, graph, train), *pairs, clock(), budget_s, tell)
+        search = _Search((spec, graph, train, device), *pairs, clock(), budget_s, tell)
         names = [name for name in steps.tried(train) if only is None or name in only]
         return search.run(names, improved)
 
@@ -189,7 +194,7 @@ class _Search:
 
     def examine(self, names: Sequence[str]) -> None:
         """Look at the model in the first process, while the others load it if they will have time to race."""
-        spec, graph, _ = self.of
+        spec, graph, *_ = self.of
         self.tell(f"{spec} on {graph}: looking at it")
         try:
             with self.loading(self.workers[1:] if self.ends - clock() > _LOAD_S else ()):
@@ -268,7 +273,7 @@ class _Search:
         return dict(zip([*forms, name_of(new)], map(list, zip(*rounds, strict=True)), strict=True))
 
     def report(self) -> Optimized:
-        spec, graph, train = self.of
+        spec, graph, train, device = self.of
         raced, fast = self.of_plan.get("raced", []), name_of(self.plan)
         gains = _ratios(raced, (), self.plan)
         medians = [float(np.median([ms for times in raced for ms in times[name]])) for name in (YOURS, fast) if raced]
@@ -276,6 +281,7 @@ class _Search:
             spec=spec,
             graph=graph,
             train=train,
+            device=device,
             plan=self.plan,
             gain=_pooled(gains),
             processes=len(gains),
@@ -348,6 +354,8 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
         "processor": machine.processor(),
         "cores": machine.cores(),
     }
+    if (where := _where(*of)).type != "cpu":
+        facts |= {"device": device_name(where), "float32_products": products()}
     return {
         "facts": facts,
         "applicable": {name: why for name, (applies, why) in looks.items() if applies},
@@ -382,7 +390,7 @@ def race(of: Of, plans: Sequence[Sequence[str]], budget_s: float, seed: int) -> 
     for plan in plans:
         with suppress(Exception):  # it was proven in another process, and may fail here
             forms[name_of(plan)] = _timed(*of, tuple(plan))
-    raced = timing.race(forms, control=True, budget_s=budget_s, seed=seed)
+    raced = timing.race(forms, control=True, budget_s=budget_s, seed=seed, device=_where(*of))
     return {name: list(each.samples_ms) for name, each in raced.items()}
 
 
@@ -390,15 +398,21 @@ def turn(of: Of, plans: Sequence[Sequence[str]]) -> list[float]:
     """ms of each plan: the median of some calls, after one that does not count."""
     medians = []
     for run in [_timed(*of, tuple(plan)) for plan in plans]:
-        (first_ms,) = timing.sample(run, runs=1)
+        (first_ms,) = timing.sample(run, runs=1, device=_where(*of))
         runs = min(max(int(1e3 * _TURN_S / first_ms), 1), 100)
-        medians.append(float(np.median(timing.sample(run, runs=runs))))
+        medians.append(float(np.median(timing.sample(run, runs=runs, device=_where(*of)))))
     return medians
 
 
+def _where(*of: Any) -> torch.device:
+    """The device for which the clock waits."""
+    user = _user(*of)
+    return device_of(user.model, user.batch)
+
+
 @cache
-def _user(spec: str, graph: str, train: bool) -> UserModel:
-    return proof.load(spec, graph, train)
+def _user(*of: Any) -> UserModel:
+    return proof.load(*of)
 
 
 @cache
@@ -407,8 +421,9 @@ def _reference(*of: Any) -> dict[str, proof.Case]:
 
 
 @cache
-def _form(spec: str, graph: str, train: bool, plan: Plan) -> nn.Module:
-    user = _user(spec, graph, train)
+def _form(*of_plan: Any) -> nn.Module:
+    *of, plan = of_plan
+    user = _user(*of)
     if any(STEPS[name].compiles for name in plan):
         import torch._dynamo  # beyond its limit of versions torch.compile would go on without compiling, in silence
 
@@ -418,18 +433,19 @@ def _form(spec: str, graph: str, train: bool, plan: Plan) -> nn.Module:
 
 
 @cache
-def _timed(spec: str, graph: str, train: bool, plan: Plan) -> Callable[[], Any]:
+def _timed(*of_plan: Any) -> Callable[[], Any]:
     """What calls the form of a plan, as it is timed; it was called once."""
-    user = _user(spec, graph, train)
-    form = _form(spec, graph, train, plan) if plan else user.model
+    *of, plan = of_plan
+    user = _user(*of)
+    form = _form(*of, plan) if plan else user.model
     _step(form, user)
-    run, now = call_of(form, user.batch, "training" if train else "plain"), Conditions.now()
+    run, now = call_of(form, user.batch, "training" if user.train else "plain"), Conditions.now()
 
     def under_these_conditions() -> Any:  # in training a form may leave its own threads for the backward pass
         with now.applied():
             return run()
 
-    return under_these_conditions if train else run
+    return under_these_conditions if user.train else run
 
 
 def _step(model: nn.Module, user: UserModel) -> Any:
@@ -443,4 +459,4 @@ def _step(model: nn.Module, user: UserModel) -> Any:
 
 def _held_mib(model: nn.Module, user: UserModel) -> float:
     """The most memory that a call holds beside what there was, in MiB."""
-    return profile_memory_usage(lambda: _step(model, user), device="cpu").rise_mb
+    return profile_memory_usage(_step, model, user).rise_mb

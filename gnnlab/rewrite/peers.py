@@ -9,15 +9,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import to_torch_csr_tensor
 
 from gnnlab.errors import GnnlabError
+from gnnlab.profiling import context
+from gnnlab.rewrite import steps
 from gnnswap.replace import swap
 
-COMPILED = "torch.compile"
+COMPILED, CAPTURED = "torch.compile", "captured"
 PEERS = ("EdgeIndex", "sparse CSR", COMPILED)
 
 
@@ -55,9 +56,10 @@ def forms_of(
     the sources of a target. An adjacency has no repeated edges and no `edge_attr` (E, D); where the layer sees them,
     results differ. Where `x` (N, F) is given, "gnnlab" is what `swap` makes with this example, and there is "sparse x",
     which is called with its nonzeros as a CSR matrix. "cached CSR" and "sparse x" are cached where a layer can be.
+    "captured" is what `swap` makes as a CUDA graph, or, where that cannot be, a form that raises why.
 
     Raises:
-        GnnlabError: `which` names another peer, or "sparse x" without x.
+        GnnlabError: `which` names another peer, or "sparse x" or "captured" without x.
     """
     cached = _cached(layer)
 
@@ -71,7 +73,7 @@ def forms_of(
 
     def compiled() -> nn.Module:
         # by itself: all are compiled from one code, and after eight of those torch would run the ninth uncompiled
-        return torch.compile(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
+        return context.compiled(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
 
     known: dict[str, Callable[[], nn.Module]] = {
         "EdgeIndex": sorted_edges,
@@ -80,14 +82,29 @@ def forms_of(
         "cached CSR": lambda: on_adjacency(cached or layer),
         COMPILED: compiled,
     }
+    more = {} if edge_attr is None else {"edge_attr": edge_attr}
+    fast = swap(layer, None if x is None else {"x": x, "edge_index": edge_index, **more}).model
     if x is not None:
+        known[CAPTURED] = lambda: _captured(OnGraph(fast, edge_index, edge_attr), x)
         known["sparse x"] = lambda: on_adjacency(cached or layer, x.to_sparse_csr())
     if unknown := set(which) - known.keys():
         raise GnnlabError(f"{', '.join(sorted(unknown))}: no such peer; there are {', '.join(known)}")
-    others = {name if name == COMPILED else f"PyG, {name}": make() for name, make in known.items() if name in which}
-    more = {} if edge_attr is None else {"edge_attr": edge_attr}
-    fast = swap(layer, None if x is None else {"x": x, "edge_index": edge_index, **more}).model
+    named = {COMPILED: COMPILED, CAPTURED: f"gnnlab, {CAPTURED}"}
+    others = {named.get(name, f"PyG, {name}"): make() for name, make in known.items() if name in which}
     return {"PyG": OnGraph(layer, edge_index, edge_attr), **others, "gnnlab": OnGraph(fast, edge_index, edge_attr)}
+
+
+def _captured(form: OnGraph, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """The form as a CUDA graph; where it cannot be captured, one that raises why."""
+    try:
+        return steps.captured(form, (x,))
+    except GnnlabError as error:
+        refused = error
+
+    def missing(x: Tensor) -> Tensor:
+        raise refused
+
+    return missing
 
 
 def _cached(model: nn.Module) -> nn.Module | None:

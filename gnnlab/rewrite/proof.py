@@ -24,6 +24,7 @@ from torch_geometric.data import Data
 from gnnlab.errors import GnnlabError
 from gnnlab.profiling.context import Conditions, ProfilingContext
 from gnnlab.profiling.races import BaselineOutput, comparable, directions
+from gnnlab.profiling.tensors import device_of
 from gnnlab.workloads import models
 from gnnswap import parity
 from gnnswap.errors import OneLineError, one_line, quoted
@@ -62,8 +63,10 @@ class UserModel:
     given: bool = False
 
 
-def load(spec: str, graph: str, train: bool) -> UserModel:
+def load(spec: str, graph: str, train: bool, device: str | None = None) -> UserModel:
     """The model of `module:factory` on what `models.build` takes for a graph; turns dropout off in this process.
+
+    Both are moved to `device` where one is named. The graph in `data` stays.
 
     Raises:
         GnnlabError: in one line, for whatever cannot be built or called.
@@ -75,6 +78,7 @@ def load(spec: str, graph: str, train: bool) -> UserModel:
     if train:
         nn.functional.dropout = torch.dropout = _no_dropout
     made = models.build(spec, graph)
+    made = made if device is None else made.to(device)
     context = ProfilingContext(made.model.train(train), disable_dropout=train, eval_mode=not train)
     context.__enter__()  # never left: the process is this model's alone
     return UserModel(spec, made.graph, made.model, made.batch, train, graph.startswith(models.INPUTS))
@@ -209,12 +213,18 @@ def reference(user: UserModel) -> dict[str, Case]:
     """What the model, which was called before, gives on each of the `graphs`."""
     cases: dict[str, Case] = {}
     _in_float64(user, user.batch)  # not compared: a first call
+    where = device_of(user.model, user.batch)
     for name, graph in graphs(user).items():
         if name == AGAIN:
             cases[name] = cases[YOURS]
             continue
         try:
-            batch = user.batch if graph is user.data else bind(user.model, graph, user.spec)
+            batch = user.batch
+            if graph is not user.data:
+                batch = bind(user.model, graph, user.spec)
+                if where.type != "cpu":  # where an index out of range would end the process, and not only raise
+                    values(copy.deepcopy(user.model).cpu(), batch, user.train)
+                batch = models.converted(batch, lambda tensor: tensor.to(where))
             own = partial(values, user.model, batch, user.train)
             error = partial(_error, _in_float64(user, batch))
             cases[name] = Case(batch, BaselineOutput(own, user.spec, error, warm=True))

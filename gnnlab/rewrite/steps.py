@@ -27,14 +27,17 @@ from torch_geometric.data import Data
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.context import Conditions
+from gnnlab.profiling.context import Conditions, products
+from gnnlab.profiling.tensors import device_of
+from gnnlab.rewrite.captured import Captured, require
 from gnnlab.rewrite.constant_output import ConstantOutput
 from gnnlab.workloads import models
 from gnnswap import swap
 from gnnswap.errors import one_line
 from gnnswap.inputs import call, tensors_in
 
-CONSTANT, FAST_LAYERS, ALLOCATOR = "constant output", "fast layers", "mallopt"
+CONSTANT, FAST_LAYERS, CAPTURED, ALLOCATOR = "constant output", "fast layers", "captured", "mallopt"
+COMPILED = "torch.compile"
 COUNTS = sorted({machine.cores(), *(2**power for power in range(machine.cores().bit_length()))})  # of threads
 _KEEPING = {-4: 0, -1: 2**31 - 1, -8: 1}  # of mallopt: M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
 
@@ -61,10 +64,15 @@ class RewriteStep:
         return f"steps.{function.__name__}(model, batch{more})"
 
 
-def yours(factory: Callable[..., nn.Module], data: Data, options: dict[str, Any]) -> tuple[nn.Module, Any]:
-    """The model that a factory of the user's makes, and what its forward takes of the graph `data`."""
+def yours(
+    factory: Callable[..., nn.Module], data: Data, options: dict[str, Any], device: str | None = None
+) -> tuple[nn.Module, Any]:
+    """The model that a factory of the user's makes, and what its forward takes of the graph `data`; both on `device`
+    where one is named."""
     _, model, batch = models.of_the_user(factory, data, options)
-    return model, batch
+    if device is None:
+        return model, batch
+    return model.to(device), models.converted(batch, lambda tensor: tensor.to(device))
 
 
 def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
@@ -116,7 +124,7 @@ def threads(model: nn.Module, batch: Any, count: int) -> nn.Module:
         if model.training:
             torch.set_num_threads(count)
             return forward(*arguments, **named)
-        with Conditions(count, torch.get_float32_matmul_precision()).applied():
+        with Conditions(count, products()).applied():
             return forward(*arguments, **named)
 
     return around(model, run, training=True)
@@ -126,7 +134,7 @@ def bfloat16(model: nn.Module, batch: Any) -> nn.Module:
     """`model`, whose products and sums run in bfloat16 where torch's autocast puts them."""
 
     def run(model, forward, /, *arguments, **named):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device_of(model, arguments, named).type, torch.bfloat16):
             return forward(*arguments, **named)
 
     return around(model, run, training=True)
@@ -142,6 +150,23 @@ def constant_output(model: nn.Module, batch: Any) -> nn.Module:
     """`model` in eval mode, which is called without tensors, so that its output follows from what it holds: computed
     without gradients once for each argument, and again when anything in the model differs; see `ConstantOutput`."""
     return around(model.eval(), ConstantOutput())
+
+
+def captured(model: nn.Module, batch: Any) -> nn.Module:
+    """`model`, whose step is replayed as a CUDA graph: forward, and backward where gradients are wanted.
+
+    It is captured for `batch` now, and for a few other shapes and modes when they first come; see `captured.Captured`.
+
+    Raises:
+        GnnlabError: no CUDA device, edges or other whole numbers go in, or it cannot be captured, with why.
+    """
+    require(model, batch)
+    replays = Captured()
+    model = around(model, replays, training=True)
+    call(model, batch)
+    if replays.reasons:
+        raise GnnlabError(replays.reasons[-1])
+    return model
 
 
 # ---- why a step applies ---------------------------------------------------------------------------------------------
@@ -169,7 +194,18 @@ def _counted(layers: Sequence[tuple[str, ...]]) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
 
+def _can_be_captured(model: nn.Module, batch: Any) -> str:
+    require(model, batch)
+    return "one launch for the whole step; the edges are the model's own"
+
+
+def _computes_on_cpu(model: nn.Module, batch: Any) -> None:
+    if (where := device_of(model, batch)).type != "cpu":
+        raise GnnlabError(f"it computes on {where.type}, not on the CPU")
+
+
 def _gives_memory_back(model: nn.Module, batch: Any) -> str:
+    _computes_on_cpu(model, batch)
     if platform.libc_ver()[0] != "glibc":
         raise GnnlabError("it is a function of the GNU C library")
     if "MALLOC_MMAP_MAX_" in os.environ:
@@ -179,6 +215,7 @@ def _gives_memory_back(model: nn.Module, batch: Any) -> str:
 
 def _thread_step(count: int) -> RewriteStep:
     def why(model: nn.Module, batch: Any) -> str:
+        _computes_on_cpu(model, batch)
         now = torch.get_num_threads()
         if count == now:
             raise GnnlabError("torch has as many already")
@@ -195,15 +232,14 @@ def _threads(count: int) -> str:
 _ALL = (  # in the order in which they are applied
     RewriteStep(CONSTANT, _no_tensor_goes_in, constant_output, training=False),
     RewriteStep(FAST_LAYERS, _replaced_layers, fast_layers, (CONSTANT,)),
-    RewriteStep(
-        "torch.compile", lambda model, batch: "its default backend", compiled, (CONSTANT, FAST_LAYERS), compiles=True
-    ),
+    RewriteStep(COMPILED, lambda model, batch: "its default backend", compiled, (CONSTANT, FAST_LAYERS), compiles=True),
     RewriteStep(
         "inference mode", lambda model, batch: "eval mode, torch.no_grad", inference, (CONSTANT,), training=False
     ),
     *map(_thread_step, COUNTS),
+    RewriteStep(CAPTURED, _can_be_captured, captured, (CONSTANT, COMPILED)),
     RewriteStep(ALLOCATOR, _gives_memory_back, mallopt),
-    RewriteStep("bfloat16", lambda model, batch: "torch.autocast", bfloat16, exact=False),
+    RewriteStep("bfloat16", lambda model, batch: "torch.autocast", bfloat16, (CAPTURED,), exact=False),
 )
 STEPS: Mapping[str, RewriteStep] = {step.name: step for step in _ALL}
 

@@ -31,7 +31,7 @@ from gnnlab.rewrite import steps
 
 def make(data, **options):
     """The fast model; it is tried once on `data`, a PyG graph or other inputs. Its state_dict is that of `original`."""
-    model, batch = steps.yours(original, data, options)
+    model, batch = steps.yours(original, data, options{device})
 {steps}
     return model
 '''
@@ -70,7 +70,9 @@ def module_text(report: Optimized) -> str:
     """The source of the module."""
     module, _, factory = report.spec.rpartition(":")
     lines = "\n".join(_steps(report))
-    return _MODULE.format(head="\n".join(_head(report)), module=module, factory=factory, steps=lines)
+    device = "" if report.device is None else f", {report.device!r}"
+    parts = {"module": module, "factory": factory, "device": device, "steps": lines}
+    return _MODULE.format(head="\n".join(_head(report)), **parts)
 
 
 def gain_text(gain: Estimate) -> str:
@@ -104,7 +106,10 @@ def _head(report: Optimized) -> Iterator[str]:
     yield ""
     on = f"Graph: {report.graph}, {facts['nodes']:,} nodes, {facts['edges']:,} edges."
     busy = f" It was busy: {facts['busy']}." if facts["busy"] else ""
-    machine = f"Machine: {facts['processor']}, {facts['cores']} cores, threads of torch: {facts['threads']}.{busy}"
+    on_card = f"{facts['device']}, float32 products: {facts['float32_products']}; " if "device" in facts else ""
+    machine = (
+        f"Machine: {on_card}{facts['processor']}, {facts['cores']} cores, threads of torch: {facts['threads']}.{busy}"
+    )
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     for sentence in (*result(report), on, machine, f"Versions: {versions}."):
         yield from textwrap.wrap(sentence, _WIDTH, subsequent_indent="    ")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +25,8 @@ from gnnlab.errors import GnnlabError, ParityError, Unavailable
 from gnnlab.profiling import estimates
 from gnnlab.profiling.estimates import CONTROL
 from gnnlab.profiling.memory import profile_memory_usage
-from gnnlab.profiling.sampling import synchronizer
 from gnnlab.profiling.timing import stopwatch
+from gnnlab.user_code import forked_random
 from gnnlab.workloads.tables import FeatureTable, scores
 from gnnswap.cost import quiet
 from gnnswap.errors import one_line
@@ -102,7 +101,7 @@ def race_loops(
     rest = len(training) % batch_size or batch_size  # the last batch of an epoch, as large as it will be
     first = order(len(training), 0, 0)[: batch_size + rest].split(batch_size)
     base, expected, errors, missing = next(iter(loops)), None, {}, {}
-    with _forked_random(device):
+    with forked_random():
         for name, loop in loops.items():
             try:
                 loss = _first_loss(loop, first, device)
@@ -120,11 +119,6 @@ def race_loops(
         rows = _epochs(running | {CONTROL: loops[control]}, training, validation, seeds, epochs, batch_size, device)
     known = _known_scores(training, validation)
     return RacedLoops(dict(loops), control, device, pd.DataFrame(rows), known, errors, missing, first[0])
-
-
-def _forked_random(device: str) -> AbstractContextManager[None]:
-    """Inside, torch draws random numbers as it likes; after it, it goes on from where it was."""
-    return torch.random.fork_rng(devices=[] if device == "cpu" else [torch.device(device)])
 
 
 def emulates_bf16() -> bool:
@@ -155,7 +149,7 @@ def _epochs(
     batch_size: int,
     device: str,
 ) -> list[dict[str, Any]]:
-    random, rows, wait = np.random.default_rng(0), [], synchronizer(device)
+    random, rows = np.random.default_rng(0), []
     for seed in range(seeds):
         started = {name: loop.start(seed, device) for name, loop in loops.items()}
         for epoch in range(epochs):
@@ -163,10 +157,8 @@ def _epochs(
             for name in map(str, random.permutation(list(loops))):
                 model, *state = started[name]
                 torch.manual_seed(_seed_of(seed, epoch))  # of dropout
-                wait()
-                with quiet(), stopwatch() as took:
+                with quiet(), stopwatch(device=device) as took:
                     loss = loops[name].epoch(model.train(), *state, batches)
-                    wait()
                 row = {"form": name, "seed": seed, "epoch": epoch + 1, "ms": took.ms, "loss": float(loss)}
                 rows.append(row | {"score": evaluate(model, validation, device)})
     return rows
@@ -236,7 +228,7 @@ class RacedLoops:
         """
         on_cpu = self.device == "cpu"
         held = {}
-        with _forked_random(self.device):
+        with forked_random():
             for form in self.epochs["form"].unique():
                 loop = self._loop(form)
                 started = loop.start(0, self.device)

@@ -85,12 +85,12 @@ class CompiledUnit(TorchUnit):
         return super().probe()
 
     def _forward(self, layer: StagedLayer, block: StageBlock) -> Forward:
-        import torch
+        from gnnlab.profiling.context import compiled
 
         key = (layer.fingerprint(), block.first, block.last)
         if key not in _COMPILED:
             # all blocks share their code; beyond 8 forms of it torch would run the rest eagerly and only log it
-            _COMPILED[key] = torch.compile(block, dynamic=True, fullgraph=True, recompile_limit=_MOST_FORMS)
+            _COMPILED[key] = compiled(block, dynamic=True, fullgraph=True, recompile_limit=_MOST_FORMS)
         return _COMPILED[key]
 
 

@@ -28,7 +28,7 @@ from gnnlab.workloads import graphs
 from gnnlab.workloads.graph_transformer import GraphTransformer
 from gnnlab.workloads.symptom_gat import SymptomGAT
 from gnnswap.errors import OneLineError, one_line, quoted
-from gnnswap.inputs import bind, guarded_sequential, parameters_of
+from gnnswap.inputs import bind, guarded_sequential, parameters_of, tensors_in
 
 WHOLE_GRAPH = ("data", "graph", "batch")  # names of an only argument that mean the Data itself
 INPUTS = "inputs:"  # before module:function, in place of a graph
@@ -42,7 +42,7 @@ class Workload:
     name: str  # symptom_gat, graph_transformer, or module:factory
     graph_name: str
     graph: BaseData  # of given inputs: those that are no graph by the names of forward's arguments
-    model: nn.Module  # from `build`: on the CPU and in training mode, as torch makes it
+    model: nn.Module  # from `build`: in training mode and where it was made, as torch has it
     batch: Any
     spec: str = ""  # of the graph or the inputs, from which other processes make them anew
 
@@ -82,7 +82,7 @@ def build(
     """The workload of a built-in model, or of a user's own (`module:factory`, or the factory), on a graph that
     `graphs.load` takes, or on what the function of "inputs:module:function" returns (`given_inputs`).
 
-    Weights and inputs are drawn on the CPU with `seed`, and random states are left as they were. `batch_size` is the
+    Weights and inputs are drawn with `seed`, and random states are left as they were. `batch_size` is the
     number of rows that symptom_gat gives; the other models take the graph. Options go to the constructor or the
     factory; those that are `None` count as not given. Raises `GnnlabError`, in one line.
 
@@ -135,11 +135,10 @@ def build_each(
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Inside, torch (on the CPU), numpy and `random` draw from `seed`; after it, from where they were."""
+    """Inside, torch, numpy and `random` draw from `seed`; after it, from where they were."""
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with user_code.forked_random(seed):
         try:
-            torch.default_generator.manual_seed(seed)
             np.random.seed(seed)
             random.seed(seed)
             yield
@@ -167,7 +166,7 @@ BUILT_IN = {"symptom_gat": SymptomGAT, "graph_transformer": GraphTransformer}
 
 def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[str, Any]) -> tuple[str, nn.Module, Any]:
     """The name, the module that `factory(data, **options)` returns, and the batch that its forward takes of `data`: a
-    graph, or what `given_inputs` gives.
+    graph, or what `given_inputs` gives. The batch is where the module is.
 
     The factory is called without the graph if it asks for none: it has no positional argument, or the first has a
     default and is not called data or graph. The module is imported, and the factory called, with the current folder
@@ -181,6 +180,9 @@ def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[s
         if not isinstance(model, nn.Module):
             raise GnnlabError(f"{name} must return a torch.nn.Module, it returned {quoted(model)}")
     batch = bind(model, data, name)
+    where = next((tensor.device for tensor in tensors_in(model)), torch.device("cpu"))
+    if where.type != "cpu":  # the factory made it there
+        batch = converted(batch, lambda tensor: tensor.to(where))
     _try(name, model, batch)
     return name, model, batch
 
@@ -233,7 +235,7 @@ def _try(spec: str, model: nn.Module, batch: Any) -> None:
     by_name = isinstance(batch, dict)
     inputs = () if by_name else batch if isinstance(batch, tuple) else (batch,)
     try:
-        with user_code.guarded(f"{spec}: its forward raised"), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with user_code.guarded(f"{spec}: its forward raised"), user_code.forked_random(), torch.no_grad():
             model.eval()(*inputs, **(batch if by_name else {}))
     finally:
         for module, flag in training.items():

@@ -13,50 +13,93 @@ Node numbers are shuffled, so that memory locality is alike in both.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, first_wrong
+from gnnlab.errors import GnnlabError
 from gnnswap.errors import quoted
 
 EXPONENT = 2.5
 MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32
 DENSE = 4  # above one pair in so many, all pairs are ranked; below, pairs are drawn until enough differ
+DEGREES = ("uniform", "powerlaw")
 
 
-class RandomSpec(BaseModel, extra="forbid"):
-    nodes: int = Field(ge=2, le=10_000_000)
-    edges: int = Field(ge=1, le=20_000_000)  # directed, exact
-    degrees: Literal["uniform", "powerlaw"] = "uniform"
-    seed: int = Field(0, ge=0, le=2**63 - 1)
-    features: int = Field(16, ge=1, le=100_000)
-    density: float = Field(1, gt=0, le=1, allow_inf_nan=False)  # below 1: share of features that are 1, the others 0
+def _within(kind: type, least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
+    """Reads a number from `least`, or `above` it, to `most`; raises `ValueError` for another."""
 
-    @model_validator(mode="after")
-    def _possible(self) -> RandomSpec:
-        if self.edges > (most := self.nodes * (self.nodes - 1)):
-            raise ValueError(f"{self.nodes} nodes have at most {most} directed edges, not {self.edges}")
-        if self.nodes * self.features > MOST_NUMBERS:
-            raise ValueError(f"{self.nodes} nodes * {self.features} features exceed {MOST_NUMBERS} numbers")
-        return self
+    def read(text: str) -> float:
+        value = kind(text)
+        if not (least < value if above else least <= value) or not value <= most:
+            raise ValueError
+        return value
+
+    read.wanted = f"a number {'above' if above else 'from'} {least:,} to {most:,}"
+    return read
+
+
+def _degrees(text: str) -> str:
+    return DEGREES[DEGREES.index(text)]
+
+
+_degrees.wanted = " or ".join(DEGREES)
+_READ = {
+    "nodes": _within(int, 2, 10_000_000),
+    "edges": _within(int, 1, 20_000_000),
+    "degrees": _degrees,
+    "seed": _within(int, 0, 2**63 - 1),
+    "features": _within(int, 1, 100_000),
+    "density": _within(float, 0, 1, above=True),
+}
+
+
+@dataclass(frozen=True)
+class RandomSpec:
+    """`edges` are directed, and exact; `density` below 1: share of features that are 1, the others 0."""
+
+    nodes: int
+    edges: int
+    degrees: str = "uniform"
+    seed: int = 0
+    features: int = 16
+    density: float = 1.0
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> RandomSpec:
+        """Of the texts of its fields. Raises `ValueError`, which says what is wrong."""
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in given:
+                raise ValueError(f"{field.name}={quoted('')}: Field required")
+        values = {}
+        for name, text in given.items():
+            if name not in _READ:
+                raise ValueError(f"{name}={quoted(text)}: there is no such field")
+            try:
+                values[name] = _READ[name](text)
+            except ValueError:
+                raise ValueError(f"{name}={quoted(text)}: {_READ[name].wanted} is wanted") from None
+        spec = cls(**values)
+        if spec.edges > (most := spec.nodes * (spec.nodes - 1)):
+            raise ValueError(f"{spec.nodes} nodes have at most {most} directed edges, not {spec.edges}")
+        if spec.nodes * spec.features > MOST_NUMBERS:
+            raise ValueError(f"{spec.nodes} nodes * {spec.features} features exceed {MOST_NUMBERS} numbers")
+        return spec
 
 
 def generate(text: str) -> Data:
     """Of `nodes=...,edges=...` and the other fields of `RandomSpec`: `x` (N, features), `edge_index` (2, E) by source,
     then target; same text, same graph. Raises `GnnlabError` for anything else."""
-    parts = (part.partition("=") for part in text.split(","))
+    parts = (part.partition("=") for part in text.split(",") if part)
     given = {name.strip(): value.strip() for name, _, value in parts}
     try:
-        spec = RandomSpec.model_validate_strings(given)
-    except ValidationError as error:
-        name, wrong = first_wrong(error)
-        allowed = ", ".join(f"{field}=" for field in RandomSpec.model_fields)
-        at = f"{name}={quoted(given.get(name, ''))}: " if name else ""
-        raise GnnlabError(f"random graph: {at}{wrong}; allowed are {allowed}") from None
+        spec = RandomSpec.read(given)
+    except ValueError as error:
+        allowed = ", ".join(f"{field}=" for field in _READ)
+        raise GnnlabError(f"random graph: {error}; allowed are {allowed}") from None
     rng = np.random.default_rng(spec.seed)
     power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
     weight = np.arange(1, spec.nodes + 1, dtype=np.float64) ** -power

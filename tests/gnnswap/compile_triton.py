@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import namedtuple
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -36,22 +37,26 @@ TYPES = {
 Rows = namedtuple("Rows", "graph order")
 
 
-def graphs() -> list[Neighbours]:
-    """Some 7 edges a node: one graph without hubs, one with one at both ends."""
-    few = torch.stack([torch.arange(700) % 97, torch.arange(700) % 100])
-    hub = torch.zeros(2, 300, dtype=torch.int64)
-    return [Neighbours.prepare(edges, 100) for edges in (few, torch.cat([few, hub], 1))]
+def dense_graph() -> Neighbours:
+    """40 edges a node, so that tiles are as large as they get, and a hub at both ends."""
+    edges = torch.stack([torch.arange(4000) % 97, torch.arange(4000) % 100])
+    return Neighbours.prepare(torch.cat([edges, torch.zeros(2, 300, dtype=torch.int64)], 1), 100)
 
 
-def run_all(dtype: torch.dtype, graph: Neighbours) -> None:
-    """Each pass, with and without what it may leave out."""
+def sparse_graph() -> Neighbours:
+    """7 edges a node, no hub."""
+    return Neighbours.prepare(torch.stack([torch.arange(700) % 97, torch.arange(700) % 100]), 100)
+
+
+def run_all(dtype: torch.dtype, graph: Neighbours, widths: Sequence[int], heads: Sequence[tuple[int, int]]) -> None:
+    """Each pass, with and without what it may leave out, for rows of these widths and these heads x channels."""
     nodes, edges, back = graph.num_nodes, graph.num_edges, graph.transposed
     rows, by_source = Rows(graph, graph.order), Rows(back, back.order)
 
     def new(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    for width in (16, 100, 128):
+    for width in widths:
         x = new(nodes, width)
         passes.weighted_sum(x, graph)
         passes.weighted_sum(x, graph, new(edges))
@@ -61,18 +66,19 @@ def run_all(dtype: torch.dtype, graph: Neighbours) -> None:
     passes.weighted_sum_by_head(new(nodes, 1, 64), graph, new(edges, 8))
     passes.edge_products(new(nodes, 8, 64), new(nodes, 1, 64), graph)
     passes.log_sum_exp(new(edges, 8), graph)
-    for heads, width in ((8, 16), (4, 128), (1, 256), (1, 512)):
-        narrow, wide = new(nodes, heads), new(nodes, heads, width)
-        of_heads, of_entries = new(edges, heads), new(edges, heads, width)
+    for count, width in heads:
+        narrow, wide, vector = new(nodes, count), new(nodes, count, width), new(count, width)
+        of_heads, of_entries = new(edges, count), new(edges, count, width)
         attention("gat", graph, narrow, narrow, wide)
         attention("gat", graph, narrow, narrow, wide, edge=of_heads, keep=of_heads)
-        attention("gatv2", graph, wide, None, wide, vector=new(heads, width))
-        attention("gatv2", graph, wide, None, wide, vector=new(heads, width), edge=of_entries, keep=of_heads)
+        attention("gatv2", graph, wide, None, wide, vector=vector)
+        attention("gatv2", graph, wide, None, wide, vector=vector, edge=of_entries, keep=of_heads)
         attention("transformer", graph, wide, wide, wide, scale=width**-0.5)
         attention("transformer", graph, wide, wide, wide, scale=width**-0.5, edge=of_heads, keep=of_heads)
     attention("gat", graph, new(nodes, 8), new(nodes, 8), new(nodes, 1, 128))
     attention("transformer", graph, new(nodes, 8, 16), new(nodes, 8, 16), new(nodes, 1, 16))
-    fused(rows, by_source, new)
+    for width in widths:
+        fused(rows, by_source, width, new)
 
 
 def attention(kind, graph, query, key, values, **options) -> None:
@@ -80,8 +86,8 @@ def attention(kind, graph, query, key, values, **options) -> None:
     passes.attend_back(kind, torch.empty_like(out), out, saved, query, key, values, graph, **options)
 
 
-def fused(rows, by_source, new) -> None:
-    nodes, edges, width = rows.graph.num_nodes, rows.graph.num_edges, 64
+def fused(rows, by_source, width, new) -> None:
+    nodes, edges = rows.graph.num_nodes, rows.graph.num_edges
     x, e, both = new(nodes, width), new(edges, width), new(nodes, 2 * width)
     of_both = new(edges, 2 * width)
     for edge, relu in ((None, None), (e, None), (e, 1)):
@@ -119,8 +125,8 @@ def launches(dtypes: list[torch.dtype]) -> list[tuple]:
     real, passes.launch = passes.launch, note
     try:
         for dtype in dtypes:
-            for graph in graphs():
-                run_all(dtype, graph)
+            run_all(dtype, dense_graph(), (16, 100, 128), ((8, 16), (4, 128), (1, 256), (1, 512)))
+            run_all(dtype, sparse_graph(), (64,), ((8, 8),))
     finally:
         passes.launch = real
     return list(noted.values())

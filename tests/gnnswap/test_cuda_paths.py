@@ -18,7 +18,12 @@ from gnnswap.layer import Caches, make_fast
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton", reason="needs triton, in the extra `cuda`")
 DEVICE = torch.device("cuda" if GPU else "cpu")
-pytestmark = [pytest.mark.cuda] if GPU else []
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:.* encountered in:RuntimeWarning"
+    ),  # of the interpreter, in what a mask leaves out
+    *([pytest.mark.cuda] if GPU else []),
+]
 KERNELS = backends.TRITON, backends.CUSPARSE, backends.BAG
 # their messages are sums, or a function of one layer of PyG; the others have a form of their own
 GENERIC = ("AGNN", "APPNP", "FA", "GatedGraph", "LG", "PDN", "TAG", "Simple", "GAT bipartite", "SAGE bipartite max")

@@ -42,6 +42,17 @@ def test_where_machines_agree_and_where_advice_pays_on_one_only(two):
     }
 
 
+def test_other_measurements_beside_reference_runs_are_no_machines(two):
+    path = two / machines.FOLDER / "card/kernels.json"
+    path.parent.mkdir()
+    path.write_text('{"rows": [], "facts": {}}')
+    (path.parents[1] / "amd/kernels.json").write_text('{"rows": []}')
+    assert [(machine.name, list(machine.documents)) for machine in machines.read(two)] == [
+        ("amd", ["full"]),
+        ("intel", ["full"]),
+    ]
+
+
 def test_of_two_parameter_sets_the_row_that_rests_on_more_counts(tmp_path):
     wide, narrow, none = (1.1, (0.9, 1.3)), (1.2, (1.19, 1.21)), (None, None)
     plant(tmp_path, "amd", "quick", gat__optimized=wide, gat__compile=wide)

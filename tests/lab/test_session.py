@@ -181,3 +181,29 @@ def test_verdicts_are_those_of_this_run(lab, monkeypatch):
     lab.verdicts()
     assert list(displayed[0].loc["gat.parameters", ["measured here", "verdict"]]) == ["169,856", "reproduced"]
     assert displayed[0].loc["gat.output", "verdict"] == "untestable here"
+
+
+def test_products_in_tf32_are_said_in_the_rows_of_a_card_and_of_a_cpu_only_that_they_are_relaxed(lab):
+    lab.environment["devices"] = [{"kind": "CPU", "name": "P"}, {"kind": "CUDA", "name": "NVIDIA H100"}]
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        lab.samples("forward", "mine", [1.0] * 6, unit="ms", device="cuda:0")
+        model = nn.Linear(3, 2)
+        lab.race("raced", {"a": model, "b": under(model, threads=1)}, {"x": (X,)}, budget_s=0.01)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    (row,), raced = lab.study("forward").rows, lab.study("raced").rows
+    assert (row.device, row.precision) == ("CUDA NVIDIA H100", "float32, matmul precision high (TF32)")
+    assert {(one.device, one.precision) for one in raced} == {("CPU P", "float32, matmul precision high")}
+
+
+def test_a_race_that_names_no_device_has_rows_of_the_one_that_was_waited_for(lab, monkeypatch):
+    from gnnlab.profiling import races
+
+    lab.environment["devices"] = [{"kind": "CUDA", "name": "NVIDIA H100"}]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(races, "device_of", lambda *_: torch.device("cuda", 0))
+    assert [row.device for row in lab.race("raced", {"a": abs, "b": abs}, {"x": (X,)}, budget_s=0.01).rows] == [
+        "CUDA NVIDIA H100"
+    ] * 3

@@ -2,15 +2,17 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.profiler import DeviceType
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.operators import _shares, profile_operators
+from gnnlab.profiling.operators import _RUN, OUTSIDE, _calls_by_run, _shares, profile_operators
 
 
 class Heavy(nn.Module):
@@ -86,3 +88,32 @@ def test_a_stall_in_one_run_makes_no_bottleneck():
 def test_too_few_runs_and_a_trace_of_another_kind_are_refused(wrong, words):
     with pytest.raises(GnnlabError, match=words):
         profile_operators(torch.ones_like, (torch.ones(1),), **wrong)
+
+
+def event(name, start, end, device=DeviceType.CPU, kernels_us=0.0):
+    """As torch's profiler has them, in us."""
+    time = SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
+    times = {"self_device_time_total": kernels_us, "self_cpu_time_total": end - start}
+    return SimpleNamespace(
+        name=name, time_range=time, device_type=device, is_user_annotation=name == _RUN and device is DeviceType.CPU,
+        **times,
+    )  # fmt: skip
+
+
+def test_on_cuda_the_time_is_that_of_kernels_and_those_that_no_operator_launched_are_not_lost():
+    events = []
+    for run in range(3):
+        at = 1000 * run
+        events += [event(_RUN, at, at + 900), event(_RUN, at + 30, at + 800, DeviceType.CUDA)]
+        events += [event("aten::mm", at + 10, at + 20, kernels_us=300.0)]
+        events += [
+            event("gemm", at + 30, at + 330, DeviceType.CUDA),
+            event("triton", at + 400, at + 500, DeviceType.CUDA),
+        ]
+    record = SimpleNamespace(events=lambda: events)
+    calls = _calls_by_run(record, torch.device("cuda"))
+    assert sorted(zip(calls["run"], calls["operator"], calls["ms"], strict=True)) == [
+        (run, *row) for run in (0, 1) for row in (("aten::mm", 0.3), (OUTSIDE, pytest.approx(0.1)))
+    ]
+    on_cpu = _calls_by_run(record, torch.device("cpu"))
+    assert on_cpu["operator"].tolist() == ["aten::mm"] * 2 and on_cpu["ms"].tolist() == [0.01] * 2

@@ -54,6 +54,36 @@ def test_a_model_that_keeps_the_first_graph_is_proven_on_that_alone(monkeypatch)
     assert list(proof.graphs(proof.load("own_models:gcn", "karate", False))) == [proof.YOURS]
 
 
+def test_drawn_graphs_are_moved_to_the_device_and_tried_on_the_cpu_before(monkeypatch):
+    user = proof.load("own_models:gcn", "karate", False)
+    tried, values = [], proof.values
+
+    def on_cpu(model, batch, train):
+        tried.append(batch["x"].device.type)
+        if len(batch["x"]) > user.data.num_nodes:
+            raise IndexError("index out of range")  # which on CUDA would end the process
+        return values(model, batch, train)
+
+    monkeypatch.setattr(proof, "values", on_cpu)
+    monkeypatch.setattr(proof, "_in_float64", lambda *_: None)
+    monkeypatch.setattr(proof, "device_of", lambda *_: torch.device("meta"))
+    monkeypatch.setattr(proof, "BaselineOutput", lambda *_, **__: None)
+    cases = proof.reference(user)
+    assert set(tried) == {"cpu"} and len(tried) == len(cases) - 2  # of the user's own graph it is known
+    for name, case in cases.items():
+        if case.batch is None:
+            assert case.why == "IndexError: index out of range" and proof.graphs(user)[name].num_nodes > 34
+        else:
+            assert {tensor.device.type for tensor in case.batch.values()} == {"cpu" if "your" in name else "meta"}
+    assert {proof.SAME_SIZE, "no edges"} <= {name for name, case in cases.items() if case.batch is not None}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_here_is_refused_in_one_line():
+    with refused("device 'cuda' cannot be used here"):
+        proof.load("own_models:gcn", "karate", False, "cuda")
+
+
 @pytest.fixture
 def reference():
     """The model of a factory, and what compares others with it."""

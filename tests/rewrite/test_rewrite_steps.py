@@ -2,11 +2,14 @@
 
 import copy
 import inspect
+from contextlib import nullcontext
 
 import pytest
 import torch
 from own_models import Pooled
 from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
 
 from gnnlab.rewrite import steps
 
@@ -83,3 +86,19 @@ def test_bfloat16_is_that_of_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         expected = before(X, EDGES, BATCH)
     assert torch.equal(steps.bfloat16(copy.deepcopy(before), None)(X, EDGES, BATCH), expected)
+
+
+def test_what_goes_in_is_where_the_factory_makes_the_model_or_where_both_are_moved():
+    data = Data(x=X, edge_index=EDGES)
+    made_on_meta, batch = steps.yours(lambda data: SAGEConv(4, 2).to("meta"), data, {})
+    assert made_on_meta.lin_l.weight.device.type == batch["x"].device.type == batch["edge_index"].device.type == "meta"
+    model, batch = steps.yours(lambda data: SAGEConv(4, 2), data, {}, "meta")
+    assert model.lin_l.weight.device.type == batch["x"].device.type == "meta" and data.x.device.type == "cpu"
+
+
+def test_bfloat16_is_asked_of_the_device_of_the_model(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "autocast", lambda *device_and_type: asked.append(device_and_type) or nullcontext())
+    for device in ("cpu", "meta"):
+        steps.bfloat16(nn.Linear(4, 2).to(device), None)(X.to(device))
+    assert asked == [("cpu", torch.bfloat16), ("meta", torch.bfloat16)]

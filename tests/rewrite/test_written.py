@@ -82,3 +82,12 @@ def test_every_step_can_be_called_as_it_is_written():
 def test_nothing_is_written_where_nothing_pays(report, tmp_path):
     with pytest.raises(GnnlabError, match="nothing of what was tried"):
         written.write(replace(report, plan=()), tmp_path / "fast.py")
+
+
+def test_a_module_for_a_device_moves_the_model_and_names_the_card(here):
+    report = here("gcn", (LAYERS,))
+    card = {"device": "NVIDIA H100", "float32_products": "highest"}
+    text = written.module_text(replace(report, device="cuda", facts={**report.facts, **card}))
+    assert 'steps.yours(original, data, options, "cuda")' in text.replace("'", '"')
+    assert "Machine: NVIDIA H100, float32 products: highest;" in text
+    ast.parse(text)

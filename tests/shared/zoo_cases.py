@@ -157,7 +157,7 @@ def arguments(name, edge_index, nodes, seed=0):
 def results(layer, inputs, called):
     """The output, and the gradient of each input and parameter (None where none flows)."""
     out = layer(*called)
-    wave = torch.arange(1, out.numel() + 1, dtype=out.dtype).sin().view_as(out)
+    wave = torch.arange(1, out.numel() + 1, dtype=out.dtype, device=out.device).sin().view_as(out)
     wanted = [*inputs, *(p for p in layer.parameters() if p.requires_grad)]
     return [out.detach(), *torch.autograd.grad((out * wave).sum(), wanted, allow_unused=True)]
 
