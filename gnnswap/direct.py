@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch_geometric.nn import aggr
 from torch_geometric.nn.aggr.fused import FusedAggregation
 
-from gnnswap import attention
+from gnnswap import attention, backends
 from gnnswap.aggregation import weighted_sum_sorted
 from gnnswap.guards import hooked
 from gnnswap.neighbours import Neighbours
@@ -459,6 +459,10 @@ def _gat(layer: pyg.GATConv, x: Tensor, edges: Any) -> Tensor:
         out = _projected(layer, edges.attend(_gat_attend, options, tensors, heads))
     else:
         values = sparse_linear(x, weight, known).view(-1, heads, width)
+        if backends.triton_for(
+            x
+        ):  # the gradient of the vectors, sums over all nodes, takes cuBLAS longer than all else
+            vectors = F.linear(x, _folded(vectors, weight).flatten(0, 1))
         out = edges.attend(_gat_attend, options, [values, vectors, *of_edges], heads)
     return _finished(layer, x, out)
 
@@ -470,12 +474,13 @@ def _edge_weight(layer: nn.Module, edges: Any) -> list[Tensor]:
 
 def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Sums of softmax(LeakyReLU(source[j] + target[i] + vector . e)) * values[j]; tensors: values (N, H or 1, C),
-    vectors of source and target (2, H, C), vectors (H, D) for the features of edges."""
+    vectors of source and target (2, H, C), or what they give for each node (N, 2 H); vectors (H, D) for the features
+    of edges."""
     (values, vectors, *of_edges), graph = tensors, edges.graph
     *_, slope = options
     if edges.dense(values):
         return attention.dense_pairs(values, vectors, graph, slope)
-    source, target = attention.end_scores(values, vectors)
+    source, target = attention.end_scores(values, vectors) if vectors.dim() == 3 else vectors.chunk(2, dim=1)
     of_edges = None if edges.features is None else F.linear(edges.features, of_edges[0])
     out = attention.one_pass("gat", target, source, values, graph, edge=of_edges, keep=edges.keep, slope=slope)
     if out is not None:

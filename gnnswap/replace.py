@@ -314,8 +314,9 @@ def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool)
         return NOT_REACHED
     args, named = pytree.tree_map_only(Tensor, _leaf, given)
     device = next((one.device for one in tensors_in((args, named))), torch.device("cpu"))
+    kind = next((one.dtype for one in tensors_in((args, named)) if one.is_floating_point()), torch.float32)
     found: dict[str, tuple[float, str]] = {}  # by kernel: its gain, and why it is not taken
-    for kernel in ("", *backends.sum_kernels(device)[1:]):
+    for kernel in ("", *backends.sum_kernels(device, kind)[1:]):
         layer._fast.kernel = kernel
         try:
             layer(*args, **named)  # compares

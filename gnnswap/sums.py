@@ -124,9 +124,12 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
     """D^-1/2 A D^-1/2 x, the sum of GCN (Kipf and Welling 2017), where D is the weight that each target gets.
 
     `weight` (E,), of the edges as given, in `dtype`; ones where it is None. `loop`: the weight of the self-loop that
-    every node gets which has none, 1 where edges have no weights; None: the graph stays as it is.
+    every node gets which has none, 1 where edges have no weights; None: the graph stays as it is. Norms are computed in
+    float32 at least: bfloat16 counts no further than to 256.
     """
     edges = graph if loop is None else graph.with_self_loops
+    kind, dtype = dtype, torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    weight = None if weight is None else weight.to(dtype)
     if weight is None:
         degree = edges.degree.to(dtype)
     else:
@@ -142,7 +145,7 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
     norm = scale.index_select(0, edges.col).mul_(
         torch.repeat_interleave(scale, edges.degree, output_size=edges.num_edges)
     )
-    return NeighbourSum(edges, norm if weight is None else norm.mul_(weight))
+    return NeighbourSum(edges, (norm if weight is None else norm.mul_(weight)).to(kind))
 
 
 class NeighbourMax:

@@ -35,9 +35,11 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=names_of(PARTS), default=PARTS, help=some.format(", ".join(PARTS)))
     parser.add_argument("--sizes", type=names_of(SIZES), default=tuple(SIZES), help=some.format(", ".join(SIZES)))
     parser.add_argument("--layers", type=names_of(LAYERS), default=LAYERS, help=some.format(", ".join(LAYERS)))
+    parser.add_argument("--prepare", choices=LAYERS, help=argparse.SUPPRESS)  # a process that compiles ahead
+    parser.add_argument("--compiled", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tiny", action="store_true", help="on a CPU, with graphs of 6 to 20 nodes")
     found = parser.parse_args(given)
-    if (found.out is None) == (found.page is None):
+    if (found.out is None) == (found.page is None) and not found.prepare:
         parser.error("give --out FOLDER, to measure, or --page FOLDER, to write the page again")
     return found
 
@@ -85,6 +87,11 @@ def measure(given: argparse.Namespace) -> None:
 
 def main(given: Sequence[str] | None = None) -> int:
     found = arguments(given)
+    if found.prepare:
+        from gpu_check.parts import prepare_layer
+
+        prepare_layer(found.prepare, {name: SIZES[name] for name in found.sizes}, found.compiled)
+        return 0
     if found.out is not None:
         measure(found)
     folder = found.out or found.page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import subprocess
 import sys
 import time
 import traceback
@@ -19,12 +20,13 @@ from .cases import Case, Layouts, draw_graph, free_memory, make_case, one_line, 
 from .checks import check
 from .machine import ROOT, child, facts, test_counts
 from .page import tests_line, write_page
-from .rows import MODES, Size, save
+from .rows import LARGEST, MODES, Size, save
 from .times import captured_rows, race
 
 NOTEBOOKS = ("01", "02", "03", "09")
 BFLOAT16 = ("GCN", "SAGE", "GAT")  # layers measured in bfloat16, too, at arxiv's size
 KEPT_EDGES = 2_000_000  # graphs up to this size are kept with their layers: other parts use them again
+PREPARE_S = 60  # for compiling ahead, at most
 TESTS_SHARE = 0.35  # of the budget, at most
 CAPTURED_SHARE = 0.1  # of the budget, which the kernels leave for CUDA graphs
 
@@ -125,13 +127,62 @@ def tests(run: Run) -> None:
     return save(run.folder, run.results)
 
 
+def prepare(run: Run) -> None:
+    """Kernels are compiled by a process a layer, all at once, on small graphs of the same density and width; Triton and
+    Inductor keep what they compiled on disk, so that the parts below spend their time on measuring."""
+    if run.device != "cuda":
+        return run.miss("compiling ahead: it needs a CUDA device")
+    script, sizes = str(ROOT / "scripts" / "gpu_check.py"), ",".join(run.sizes)
+    more = ["--compiled"] if "compiled" in run.parts else []
+    commands = [[sys.executable, script, "--prepare", name, "--sizes", sizes, *more] for name in run.layers]
+    running = [subprocess.Popen(one, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for one in commands]
+    for name, process in zip(run.layers, running, strict=True):
+        try:
+            problem = process.communicate(timeout=max(1, min(PREPARE_S, run.left_s())))[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            problem = f"stopped after {PREPARE_S} s"
+        if process.returncode:
+            run.miss(f"compiling ahead for {name}: {(problem.strip().splitlines() or ['no reason given'])[-1][:200]}")
+    return None
+
+
+def prepare_layer(name: str, sizes: dict[str, Size], compiled: bool) -> None:
+    """What a process of `prepare` does."""
+    for size, shape in sizes.items():
+        nodes = min(shape.nodes, 20_000)
+        small = Size(nodes, round(shape.edges * nodes / shape.nodes), shape.inputs, shape.outputs)
+        edges = draw_graph(small, "cuda")
+        for dtype in ("float32", "bfloat16") if size == "arxiv" and name in BFLOAT16 else ("float32",):
+            case = make_case(name, size, small, dtype, edges)
+            swap_case(case)
+            for mode in MODES:
+                case.call(case.faster, mode)()
+    for size in (one for one in ("arxiv", "20k") if compiled and one in sizes):
+        torch.compiler.reset()
+        case = make_case(name, size, sizes[size], "float32", draw_graph(sizes[size], "cuda"))
+        variant = compiled_variant(case, "inductor")
+        for mode in MODES:
+            case.call(variant, mode)()
+
+
 def kernels(run: Run) -> None:
-    """Correctness and times of every layer and size in float32, and of three layers in bfloat16 at arxiv's size."""
-    groups = [(size, "float32", run.layers) for size in run.sizes]
+    """Correctness and times of every layer in float32, and of three layers in bfloat16 at arxiv's size."""
+    groups = [(size, "float32", run.layers) for size in run.sizes if size not in LARGEST]
     if "arxiv" in run.sizes:
-        place = len(groups) - ("products" in run.sizes)  # before the largest, which takes the most time
-        groups.insert(place, ("arxiv", "bfloat16", tuple(name for name in run.layers if name in BFLOAT16)))
-    reserve = CAPTURED_SHARE * run.budget_s if "captured" in run.parts else 0.0
+        groups.append(("arxiv", "bfloat16", tuple(name for name in run.layers if name in BFLOAT16)))
+    measure_all(run, groups, "kernels")
+
+
+def large(run: Run) -> None:
+    """The same at the largest sizes."""
+    measure_all(run, [(size, "float32", run.layers) for size in run.sizes if size in LARGEST], "large")
+
+
+def measure_all(run: Run, groups: list[tuple[str, str, tuple[str, ...]]], part: str) -> None:
+    """Each of the layers of each (size, type, layers), as long as the budget lasts."""
+    reserve = CAPTURED_SHARE * run.budget_s if "captured" in run.parts and part == "kernels" else 0.0
     for size, dtype, names in groups:
         pace = Pace(run, 6 + run.sizes[size].edges / 4e6, reserve)
         layouts = None
@@ -141,18 +192,18 @@ def kernels(run: Run) -> None:
                 continue
             with run.survives(what), pace.timed():
                 layouts = layouts or Layouts(run.graph(size), run.sizes[size].nodes)
-                measure(run, name, dtype, size, layouts)
+                measure(run, name, dtype, size, layouts, part)
             free_memory(run.device)
         write_page(run.folder)
 
 
-def measure(run: Run, name: str, dtype: str, size: str, layouts: Layouts) -> None:
+def measure(run: Run, name: str, dtype: str, size: str, layouts: Layouts, part: str) -> None:
     """One layer on one graph: is it right, and how long does it take?"""
     case = run.case(name, size, dtype, layouts.edges)
     run.add("checks", check(case))
     for mode in MODES:
         free_memory(run.device)
-        compare_times(run, case, mode, {**layouts.variants(case), "swap": case.faster}, "kernels")
+        compare_times(run, case, mode, {**layouts.variants(case), "swap": case.faster}, part)
 
 
 def compare_times(run: Run, case: Case, mode: str, variants: dict, part: str) -> None:
@@ -164,7 +215,7 @@ def compare_times(run: Run, case: Case, mode: str, variants: dict, part: str) ->
 
 def compiled(run: Run) -> None:
     """PyG's layers through torch.compile, in the same rounds as the other variants. Most of the time is compiling."""
-    pace = Pace(run, guess_s=40)
+    pace = Pace(run, guess_s=20)
     for size in (one for one in ("arxiv", "20k") if one in run.sizes):
         for name in run.layers:
             what = f"torch.compile of {name} at {size}"
@@ -174,6 +225,7 @@ def compiled(run: Run) -> None:
                 torch.compiler.reset()  # else compiled code of other layers counts towards its limits
                 case = run.case(name, size, "float32", run.graph(size))
                 variants = Layouts(case.edges, run.sizes[size].nodes).variants(case)
+                del variants["EdgeIndex"]  # which `kernels` has beside the others
                 variants["torch.compile"] = compiled_variant(case, run.results["settings"]["compile_backend"])
                 for mode in MODES:
                     compare_times(run, case, mode, {**variants, "swap": case.faster}, "compiled")
@@ -222,7 +274,8 @@ def notebooks(run: Run) -> None:
     return None
 
 
-PART = {"tests": tests, "kernels": kernels, "captured": captured, "compiled": compiled, "notebooks": notebooks}
+PART = {"tests": tests, "prepare": prepare, "kernels": kernels, "captured": captured, "compiled": compiled}
+PART |= {"large": large, "notebooks": notebooks}
 
 
 def execute(run: Run) -> None:

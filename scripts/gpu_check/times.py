@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .cases import Case, free_memory, one_line, synchronize
 from .checks import deviation
-from .rows import estimate, finite, gain
+from .rows import LEAST_ROUNDS, estimate, finite, gain
 
 ROUNDS = 12
-CELL_S = 4.0  # of timing, for each layer, size and mode
+CELL_S = 1.5  # of timing, for each layer, size and mode, if that gives six rounds
 SAMPLE_MS = 4.0  # a sample is as many calls as take about this long
 
 
@@ -73,7 +73,7 @@ def in_turns(clocks: dict[str, Clock]) -> tuple[dict[str, list[float]], dict[str
                 except Exception as problem:
                     broken[name] = one_line(problem)
             spent = time.monotonic() - began
-            if nth + 1 >= 3 and spent * (nth + 2) / (nth + 1) > CELL_S:
+            if nth + 1 >= LEAST_ROUNDS and spent * (nth + 2) / (nth + 1) > CELL_S:
                 break
     return times, broken
 
