@@ -391,3 +391,41 @@ def test_a_child_is_stopped_at_its_limit_and_what_it_printed_is_kept(tmp_path):
     assert status is None and time.monotonic() - began < 30
     assert text.startswith("begun") and "KeyboardInterrupt" in text
     assert machine.child([sys.executable, "-c", "print('done')"], 60, tmp_path / "log") == (0, "done\n")
+
+
+@pytest.mark.parametrize(("rows_off", "wrong"), [(0, False), (2, False), (3, True)])
+def test_a_few_rows_of_the_gradient_of_x_may_have_another_slope(rows_off, wrong):
+    exact = [torch.ones(1000, 4, dtype=torch.float64), torch.ones(1000, 4, dtype=torch.float64)]
+    own = [one.float() for one in exact]
+    got = [one.clone() for one in own]
+    got[1][:rows_off] += 0.5
+    found = checks.deviation(got, exact, own, ["output", "x"], "float32")
+    assert found["wrong"] == wrong and (found["of"] != "x" or found["rows_off"] == rows_off)
+    got[0][0] += 0.5  # no output may
+    assert checks.deviation(got, exact, own, ["output", "x"], "float32")["wrong"]
+
+
+# ---- README ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_readme_says_of_a_gpu_follows_from_the_rows():
+    text = next(one for one in (ROOT / "README.md").read_text("utf-8").splitlines() if one.startswith("**On a GPU**"))
+    results = rows.load(ROOT / "docs" / "reference-runs" / "nvidia-h100-80gb-hbm3")
+    facts, found = results["facts"], page.cells(results)
+    assert f"{facts['device']}, torch {facts['torch'].partition('+')[0]}, Triton {facts['triton']}" in text
+    arxiv = {m: [v for k, v in found.items() if (k[0], k[1], k[3]) == ("float32", "arxiv", m)] for m in rows.MODES}
+
+    def mean(ratio, mode):
+        return f"{rows.geometric_mean([ratio(one)['median'] for one in arxiv[mode]]):.2f}"
+
+    over_pyg, over_best = ([mean(one, mode) for mode in rows.MODES] for one in (page.over_pyg, page.over_best))
+    assert (
+        f"are {over_pyg[0]} times as fast as PyG forward and {over_pyg[1]} in training, and {over_best[0]} and" in text
+    )
+    assert f"and {over_best[1]} times as fast as the best of" in text
+    memory = [page.memory_ratio(arxiv[mode]).partition("x")[0] for mode in rows.MODES]
+    assert f"takes {memory[0]} times less memory forward, {memory[1]} in training" in text
+    small = [page.over_best(v)["median"] for k, v in found.items() if k[0] == "float32" and k[1] in ("cora", "20k")]
+    gains = [one["gain"]["median"] for one in results["captured"] if one["variant"] == "swap"]
+    assert f"at {min(small):.2f} to {max(small):.2f} times the best" in text
+    assert f"{min(gains):.1f} to {max(gains):.1f} times as fast as uncaptured" in text

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import UninitializedTensorMixin
@@ -154,11 +154,19 @@ def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
+                _put_back(tensor, value)
             for (parameter, gradient), value in zip(gradients, gradient_values, strict=True):
-                parameter.grad = gradient if value is None else gradient.copy_(value)
+                parameter.grad = gradient
+                if value is not None:
+                    _put_back(gradient, value)
         if optimizer is not None:
             optimizer.load_state_dict(state)
+
+
+def _put_back(tensor: Tensor, value: Tensor) -> None:
+    """Only where it changed: a write would spoil a backward pass of the caller's that still needs the tensor."""
+    if not torch.equal(tensor, value):
+        tensor.copy_(value)
 
 
 class ProfilingContext:

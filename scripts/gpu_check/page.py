@@ -212,8 +212,9 @@ def summary(results: dict) -> str:
         if compared
         else f"- Agreement with PyG in float64: {NOT}."
     )
+    large = [size for size in LARGE if any(key[1] == size for key in found)] or LARGE
     groups = {
-        f"float32, {' and '.join(LARGE)}": lambda key: key[0] == "float32" and key[1] in LARGE,
+        f"float32, {' and '.join(large)}": lambda key: key[0] == "float32" and key[1] in LARGE,
         "float32, all sizes": lambda key: key[0] == "float32",
         "bfloat16": lambda key: key[0] == "bfloat16",
     }
@@ -282,6 +283,7 @@ def correctness(results: dict) -> str:
         names = "allowed", "pyg_error", "output_error", "pyg_output_error"
         numbers = [f"{row[name]:.1e}" if row.get(name) is not None else NOT for name in names]
         verdict = "**wrong**" if row["wrong"] else "right"
+        verdict += f" but for {row['rows_off']} rows" if row.get("rows_off") else ""
         nodes = f"{row['nodes_compared']:,}"
         rows.append([*start, verdict, error, row["of"], *numbers, nodes, "yes" if row["bit_equal"] else "no"])
     header = [

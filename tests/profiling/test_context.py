@@ -134,3 +134,18 @@ def test_call_follows_the_batch_convention():
         (5, (5, 0)),
     ):
         assert call(lambda a, b=0: (a, b), batch) == arguments
+
+
+def test_what_did_not_change_is_not_written_to():
+    model = nn.BatchNorm1d(3)
+    x = torch.randn(5, 3, requires_grad=True)
+    out = model(x)  # whose backward pass needs the weights as they were
+    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
+    with unchanged(model.eval()):
+        model(x)
+    assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
+    torch.autograd.grad(out.sum(), [x, *model.parameters()])
+    before = model.running_mean.clone()
+    with unchanged(model.train()):
+        model(x + 1)
+    assert torch.equal(model.running_mean, before)
