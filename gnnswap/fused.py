@@ -33,9 +33,10 @@ from gnnswap.neighbours import Neighbours
 
 
 class Compiled:
-    """What compiling cost in this process: seconds, also of reading code from disk, and whether code is stored."""
+    """What compiling cost in this process: seconds, also of reading code from disk, and whether code is stored. Triton
+    stores what it compiles itself."""
 
-    seconds = 0.0
+    seconds = triton_seconds = 0.0
     fresh = 0  # compiled here
     stored = True
 

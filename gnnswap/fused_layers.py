@@ -49,14 +49,19 @@ MOMENTS = {  # what an aggregation is made of
 
 
 def compilation() -> list[str]:
-    """What compiling the passes has cost this process, a line for a report; no line where nothing was compiled."""
+    """What compiling the passes has cost this process, lines for a report; none where nothing was compiled."""
+    lines = []
+    if Compiled.triton_seconds:
+        lines.append(
+            f"Triton kernels: {Compiled.triton_seconds:.1f} s compiling them, or reading them from its cache on disk"
+        )
     if not Compiled.seconds:
-        return []
+        return lines
     if not Compiled.stored:
         where = "again in each process: no folder can be written, NUMBA_CACHE_DIR names another"
     else:
         where = f"{Compiled.fresh} compiled here and stored for later processes" if Compiled.fresh else "read from disk"
-    return [f"compiled passes over edges: {Compiled.seconds:.1f} s, {where}"]
+    return [*lines, f"compiled passes over edges: {Compiled.seconds:.1f} s, {where}"]
 
 
 def _prepare(options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:

@@ -15,6 +15,7 @@ imported, the same kernels run on a CPU, slowly.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gnnswap import triton_kernels as kernels
+from gnnswap.fused import Compiled
 from gnnswap.neighbours import Neighbours
 
 MOST_EDGES = 256  # of a piece of a row
@@ -78,10 +80,11 @@ def launch(
     key = id(kernel), device, warps, types, True if all(aligned) else aligned, *constants
     compiled = _compiled.get(key)
     if compiled is None:
-        precise = tl.float64 if torch.float64 in types else tl.float32
+        precise, start = tl.float64 if torch.float64 in types else tl.float32, time.perf_counter()
         made = kernel[grid](*tensors, *numbers, precise, *constants, num_warps=warps, **OPTIONS)
         if not INTERPRETED:
             _compiled[key] = made
+            Compiled.triton_seconds += time.perf_counter() - start
     else:
         compiled[(*grid, 1)](*addresses, *numbers, None, *constants)
 
