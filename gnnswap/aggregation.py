@@ -52,6 +52,11 @@ def recorded(*tensors: Tensor | None) -> bool:
     return False
 
 
+def wide(x: Tensor) -> torch.dtype:
+    """The type in which numbers of x are added: at least float32."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
 class Kernel(torch.autograd.Function):
     """An autograd function with a plain form in torch's own operators, which is differentiated where that is asked for.
 

@@ -257,16 +257,16 @@ class _OnePass(Kernel):
         more = {name: None if one is None else one.detach() for name, one in more.items()}
         out, saved = passes.attend(kind, *tensors, neighbours, **more, slope=slope, scale=scale)
         ctx.settings = neighbours, kind, slope, scale
-        ctx.save_for_backward(query, key, values, vector, edge, keep, out, *saved)
+        ctx.save_for_backward(query, key, values, vector, edge, keep, *saved)
         return out
 
     @staticmethod
     def back(ctx, grad):
-        (query, key, values, vector, edge, keep, out, *saved) = ctx.saved_tensors
+        (query, key, values, vector, edge, keep, *saved) = ctx.saved_tensors
         neighbours, kind, slope, scale = ctx.settings
         more = {"vector": vector, "edge": edge, "keep": keep, "slope": slope, "scale": scale}
         grads = backends.triton_for(values).attend_back(
-            kind, grad, out, saved, query, key, values, neighbours, **more, wanted=ctx.needs_input_grad[:5]
+            kind, grad, saved, query, key, values, neighbours, **more, wanted=ctx.needs_input_grad[:5]
         )
         return *grads, *[None] * 5
 
@@ -319,7 +319,7 @@ class _Softmax(torch.autograd.Function):
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
         ctx.neighbours, passes = neighbours, backends.triton_for(scores)
         if passes is not None:
-            rows = scores.view(scores.shape[0], -1)
+            rows = scores.flatten(1) if scores.dim() > 1 else scores.unsqueeze(1)
             shift = passes.log_sum_exp(rows.detach(), neighbours).index_select(0, neighbours.row)
             weights = (rows - shift).exp().to(scores.dtype).view_as(scores)
             ctx.save_for_backward(weights)

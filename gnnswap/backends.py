@@ -11,7 +11,6 @@ devices the layers' own code runs.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Callable
 from types import ModuleType
@@ -19,24 +18,31 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from gnnswap.errors import SwapError
+
 TRITON, CUSPARSE, BAG = "Triton", "cuSPARSE", "embedding bag"
 ON_CPU = torch.float32, torch.float64
 ON_CUDA = *ON_CPU, torch.float16, torch.bfloat16
+_HIP = torch.version.hip is not None  # AMD's devices call themselves CUDA; nothing was tried there
+_PASSES: list[ModuleType | None] = []  # the module of Triton's passes, when it was first asked for
 
 
-@functools.cache
+def on_gpu(x: Tensor) -> bool:
+    """Is it on a CUDA device of NVIDIA?"""
+    return x.is_cuda and not _HIP
+
+
 def triton_passes() -> ModuleType | None:
     """The passes over edges by Triton; None where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from gnnswap import triton_passes
-
-    return triton_passes
+    if not _PASSES:
+        there = importlib.util.find_spec("triton") is not None
+        _PASSES.append(importlib.import_module("gnnswap.triton_passes") if there else None)
+    return _PASSES[0]
 
 
 def triton_for(x: Tensor) -> ModuleType | None:
     """The passes over edges by Triton, for a tensor on a CUDA device; None for any other."""
-    return triton_passes() if x.is_cuda else None
+    return triton_passes() if on_gpu(x) else None
 
 
 def sum_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
@@ -46,19 +52,37 @@ def sum_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> tup
     """
     if device.type != "cuda":
         return (BAG,)
-    found = (BAG,) if dtype not in ON_CPU else (CUSPARSE, BAG)
+    found = (BAG,) if dtype not in ON_CPU else (BAG, CUSPARSE)
     return found if triton_passes() is None else (TRITON, *found)
+
+
+def device_type(x: Tensor) -> str:
+    """As `x.device.type`, which takes six times as long; "" for devices without kernels."""
+    return "cpu" if x.is_cpu else "cuda" if on_gpu(x) else ""
 
 
 def computes(x: Tensor) -> bool:
     """Are there kernels for tensors of its device and type?"""
-    return x.dtype in ON_CPU if x.is_cpu else x.is_cuda and x.dtype in ON_CUDA
+    return x.dtype in ON_CPU if x.is_cpu else on_gpu(x) and x.dtype in ON_CUDA
+
+
+def capturing() -> bool:
+    """Is a CUDA graph recorded on the current stream? What is computed then has no contents before the first replay."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture() -> None:
+    """`SwapError` while a CUDA graph is recorded: what is kept for later calls has to be made before."""
+    if capturing():
+        raise SwapError(
+            "a CUDA graph is captured: call the layer once before, backward too, so that its graph is prepared"
+        )
 
 
 def cannot_compare(x: Tensor) -> bool:
     """Is a CUDA graph recorded, in which no value can be asked for, or does the one thread that computes gradients on a
     CUDA device run this, for which a comparison would wait?"""
-    return x.is_cuda and (torch.cuda.is_current_stream_capturing() or torch._C._current_graph_task_id() != -1)
+    return x.is_cuda and (capturing() or torch._C._current_graph_task_id() != -1)
 
 
 def kernel_missing(x: Tensor) -> str:
@@ -72,7 +96,7 @@ def random_state(device: torch.device) -> Callable[[], bool]:
     """A function that puts the generators of the CPU and of this device back to where they are now, and says whether
     they were elsewhere. That of a CUDA device is known by its offset, which asks the device nothing."""
     before, on_device = torch.get_rng_state(), None
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and not capturing():
         on_device = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     seed = None if on_device is None else (on_device.initial_seed(), on_device.get_offset())
 

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gnnswap import backends
+
 MIB = 1 << 20
 SAMPLED = 64  # numbers of a tensor that are compared at each use
 OBJECT_BYTES = 512  # what an object costs beside its numbers, so that a million tiny graphs are bounded, too
@@ -60,7 +62,7 @@ class TensorCache:
         entry = self._entries.get(whole)
         if entry is not None and entry.is_of(tensors):
             return _exchanged(entry.value, _Number, tensors.__getitem__) if entry.numbered else entry.value
-        known = all(map(_is_known_again, tensors))
+        known = all(map(_is_known_again, tensors)) and not backends.capturing()
         died = partial(_discard, weakref.ref(self._entries), whole)
         seen = [Snapshot(tensor, died) for tensor in tensors] if known else []  # before computing: it may be written to
         with torch.inference_mode(False):  # what is kept must serve training, too
@@ -282,6 +284,11 @@ def held_bytes(value: Any, apart: tuple[type, ...] = ()) -> int:
         elif isinstance(one, np.ndarray) and one.flags.owndata:
             storages[one.ctypes.data] = one.nbytes
     return sum(storages.values()) + OBJECT_BYTES * objects
+
+
+def cuda_tensors(value: Any) -> list[Tensor]:
+    """All CUDA tensors that `value` holds. A captured CUDA graph reads them at each replay: they must live as long."""
+    return [one for one in _reachable(value, ()) if isinstance(one, Tensor) and one.is_cuda]
 
 
 def _holds_memory_of(tensors: Sequence[Tensor], value: Any, apart: tuple[type, ...]) -> bool:

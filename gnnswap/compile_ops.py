@@ -17,7 +17,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from gnnswap import backends
 from gnnswap.aggregation import weighted_sum
+from gnnswap.cache import cuda_tensors
 from gnnswap.direct import Form, Options
 from gnnswap.errors import SwapError
 from gnnswap.fused_layers import FORMS
@@ -30,6 +32,9 @@ _RECORDING = [getattr(torch._C.DispatchKey, name) for name in ("AutogradFunction
 # a compiled program has no place to keep sorted edges: its operators are given tensors and numbers only. So the
 # process keeps them, in one cache that is bounded by bytes; what is in it follows from the edges alone
 _GRAPHS = GraphCache()
+_CAPTURED: list[Tensor] = []  # what CUDA graphs captured of these operators read
+# Inductor captures no CUDA graph of them by itself: edges are found by their tensor, which is another one there
+_TAGS = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
 
 
 def forget() -> None:
@@ -73,6 +78,8 @@ def _aggregated(
     x = tensors[0]
     if spec == NEIGHBOUR_SUM:
         return weighted_sum(x, _GRAPHS.get(edge_index, shape[0], x.shape[0]), *tensors[1:])
+    if backends.capturing():
+        _CAPTURED.extend(cuda_tensors(_GRAPHS))
     form, options, kernel = _read(spec)
     with torch.inference_mode(False):
         prepared = form.prepared(options, _GRAPHS.get(edge_index, x.shape[0]), values, x.dtype, kernel)
@@ -81,7 +88,7 @@ def _aggregated(
     return prepared(x) if form.attend is None else form.attend(options, tensors, prepared)
 
 
-@torch.library.custom_op("gnnswap::aggregate", mutates_args=())
+@torch.library.custom_op("gnnswap::aggregate", mutates_args=(), tags=_TAGS)
 def aggregate(
     tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, spec: str, shape: Sequence[int]
 ) -> Tensor:
@@ -95,7 +102,7 @@ def _(tensors, edge_index, values, spec, shape):
     return tensors[0].new_empty(shape)
 
 
-@torch.library.custom_op("gnnswap::aggregate_back", mutates_args=())
+@torch.library.custom_op("gnnswap::aggregate_back", mutates_args=(), tags=_TAGS)
 def aggregate_back(
     grad: Tensor,
     tensors: Sequence[Tensor],

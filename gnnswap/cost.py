@@ -26,6 +26,7 @@ class Ratio:
     """Time of one call over that of another: the median over `n` rounds, and its 95 % interval.
 
     With fewer than `LEAST_ROUNDS` rounds `low` and `high` are the smallest and the largest ratio, and no interval.
+    `calls`: how many a sample is the mean of.
     """
 
     value: float
@@ -34,6 +35,7 @@ class Ratio:
     n: int
     before_s: float
     after_s: float
+    calls: int = 1
 
     def __str__(self) -> str:
         interval = f", 95 % interval {self.low:.2f} to {self.high:.2f}" if self.n >= LEAST_ROUNDS else ""
@@ -53,7 +55,8 @@ def compare_times(
     a call returns before the device has done its work, and waiting costs as much as a small kernel.
 
     Which comes first changes from round to round. `enough` is asked after the first round, then from round
-    `LEAST_ROUNDS` on. Neither is called before: what a first call prepares is the caller's business.
+    `LEAST_ROUNDS` on. What a first call prepares is the caller's business; on a CUDA device both are called once more
+    before, to see how long they take.
     """
     ratios, times, end = [], ([], []), time.perf_counter() + seconds
     wait = _waiting(device)
@@ -64,17 +67,18 @@ def compare_times(
             spent = {run: _seconds(run, calls, wait) for run in order}
             times[0].append(spent[before]), times[1].append(spent[after])
             ratios.append(spent[before] / spent[after])
-            ratio = _ratio_of(ratios, times)
+            ratio = _ratio_of(ratios, times, calls)
             if time.perf_counter() > end or ((ratio.n == 1 or ratio.n >= LEAST_ROUNDS) and enough(ratio)):
                 return ratio
 
 
-def _ratio_of(ratios: list[float], times: tuple[list[float], list[float]]) -> Ratio:
+def _ratio_of(ratios: list[float], times: tuple[list[float], list[float]], calls: int) -> Ratio:
     """The interval is one of order statistics, which asks nothing of the distribution."""
     n = len(ratios)
     cut = max(0, int((n - 1.96 * math.sqrt(n)) / 2)) if n >= LEAST_ROUNDS else 0
     in_order = sorted(ratios)
-    return Ratio(statistics.median(in_order), in_order[cut], in_order[n - 1 - cut], n, *map(statistics.median, times))
+    ratio, before, after = (statistics.median(one) for one in (in_order, *times))
+    return Ratio(ratio, in_order[cut], in_order[n - 1 - cut], n, before, after, calls)
 
 
 def _seconds(run: Callable[[], Any], calls: int, wait: Callable[[], None] | None) -> float:

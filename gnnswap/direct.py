@@ -538,7 +538,7 @@ def _transformer(layer: pyg.TransformerConv, x: Tensor, edges: Any) -> Tensor:
     out = edges.attend(_transformer_attend, _attention_options(layer), tensors, layer.heads)
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if not layer.root_weight:
-        return out
+        return _unsaved(out)
     own = _linear(layer, layer.lin_skip, x)
     if layer.lin_beta is None:
         return out + own
@@ -577,7 +577,13 @@ def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
     """Heads (N, H, C) joined or averaged, the residual and the bias added."""
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     out = out if getattr(layer, "res", None) is None else out + layer.res(x)
-    return out if layer.bias is None else out + layer.bias
+    return _unsaved(out) if layer.bias is None else out + layer.bias
+
+
+def _unsaved(out: Tensor) -> Tensor:
+    """The same in memory of its own: attention by Triton keeps its result for the backward pass, and a caller may write
+    to what a layer gives."""
+    return out.clone() if out.requires_grad and backends.on_gpu(out) else out
 
 
 def _rows(kind: type[nn.Module], run: Callable, allowed: Sequence[str], *linears: str, values: str = "") -> Form:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnswap import backends
-from gnnswap.aggregation import Kernel, unrecorded_sum
+from gnnswap.aggregation import Kernel, unrecorded_sum, wide
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours
 
@@ -226,20 +226,22 @@ class _Softened(Kernel):
 
     @staticmethod
     def forward(ctx, y, edge, t, graph, relu, semi, as_given):
-        out, log_sum = (y.new_empty(graph.num_nodes, y.shape[1]) for _ in range(2))
+        out, log_sum = (y.new_empty(graph.num_nodes, y.shape[1], dtype=wide(y)) for _ in range(2))
         spread = torch.empty_like(out) if ctx.needs_input_grad[2] else None
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
         ctx.settings, ctx.number = (graph, relu, semi, as_given), t if backends.triton_for(y) else float(t)
         messages, rows = _held_back(y, edge, relu), _by_target(graph, as_given)
         passes_for(y).softmax_aggregate(rows, *messages, ctx.number, out, log_sum, spread)
-        return out
+        return out.to(y.dtype)
 
     @staticmethod
     def back(ctx, grad):
         (y, edge, t, out, log_sum, spread), (graph, relu, semi, as_given) = ctx.saved_tensors, ctx.settings
         grad, passes = grad.contiguous(), ("softmax_aggregate_back", "softmax_aggregate_back_to_edges")
         given = *_held_back(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
-        to_t = None if spread is None else (grad * spread).masked_fill(graph.isolated, 0).sum().view_as(t)
+        to_t = None
+        if spread is not None:
+            to_t = (grad * spread).masked_fill(graph.isolated, 0).sum().to(t.dtype).view_as(t)
         return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
 
 
@@ -278,7 +280,7 @@ class _Gated(Kernel):
             slope = target.new_empty(target.shape)
         ctx.save_for_backward(source, target, edge, slope)
         ctx.settings = graph, softplus, as_given
-        source, target, edge = _contiguous(source, target, edge)
+        source, target, edge = contiguous(source, target, edge)
         options = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
         passes_for(source).gated_sum(_by_target(graph, as_given), source, target, edge, *options, out, slope)
         return out
@@ -286,7 +288,7 @@ class _Gated(Kernel):
     @staticmethod
     def back(ctx, grad):
         (*tensors, slope), (graph, softplus, as_given) = ctx.saved_tensors, ctx.settings
-        source, target, edge, grad = _contiguous(*tensors, grad)
+        source, target, edge, grad = contiguous(*tensors, grad)
         whole, softplus = 1 if target.shape[1] == source.shape[1] else None, 1 if softplus else None
         of_source, of_target, of_edge = torch.empty_like(source), None, None
         of_sources = source, target, edge, 1, whole, softplus, False
@@ -301,7 +303,7 @@ class _Gated(Kernel):
         return of_source, of_target, of_edge, *[None] * 3
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if one is None else one.contiguous() for one in tensors]
 
 
@@ -329,13 +331,13 @@ class _Modulated(Kernel):
         slope = target.new_empty(target.shape) if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(x, target, slope)
         ctx.settings = (graph,)
-        passes_for(x).film_sum(_by_target(graph, False), *_contiguous(x, target), out, slope)
+        passes_for(x).film_sum(_by_target(graph, False), *contiguous(x, target), out, slope)
         return out
 
     @staticmethod
     def back(ctx, grad):
         (*tensors, slope), (graph,) = ctx.saved_tensors, ctx.settings
-        x, target, grad = _contiguous(*tensors, grad)
+        x, target, grad = contiguous(*tensors, grad)
         of_x = torch.empty_like(x)
         passes_for(x).film_sum_back(_by_source(graph, False), x, target, grad, of_x)
         return of_x, None if slope is None else _by_channel(slope, grad), None
@@ -360,7 +362,7 @@ class _Pairs(Kernel):
         out = source.new_empty(graph.num_edges, source.shape[1])
         ctx.save_for_backward(source, target, out if relu else None)
         ctx.settings = graph, relu, as_given
-        given = *_contiguous(source, target), 1 if relu else None
+        given = *contiguous(source, target), 1 if relu else None
         passes_for(source).edge_rows(_by_target(graph, as_given), *given, out)
         return out
 
@@ -393,13 +395,13 @@ class _Scaled(Kernel):
         out = x.new_empty(graph.num_nodes, x.shape[1])
         ctx.save_for_backward(x, edge)
         ctx.settings = (graph,)
-        passes_for(x).edge_weighted_sum(_by_target(graph, True), *_contiguous(x, edge), out)
+        passes_for(x).edge_weighted_sum(_by_target(graph, True), *contiguous(x, edge), out)
         return out
 
     @staticmethod
     def back(ctx, grad):
         (graph,) = ctx.settings
-        x, edge, grad = _contiguous(*ctx.saved_tensors, grad)
+        x, edge, grad = contiguous(*ctx.saved_tensors, grad)
         of_x, of_edge = (
             torch.empty_like(one) if ctx.needs_input_grad[at] else None for at, one in enumerate((x, edge))
         )

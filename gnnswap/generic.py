@@ -39,7 +39,7 @@ from gnnswap.guards import PLAIN, SCALARS, hooked_within, is_edge_index, written
 from gnnswap.inputs import tensors_in
 from gnnswap.neighbours import GraphCache, Neighbours, Permute
 from gnnswap.probe import NotLinear, NotThisCall, ProbeRow, weight_of
-from gnnswap.sums import NeighbourMax, fixed_sum
+from gnnswap.sums import NeighbourMax, NeighbourSum, fixed_sum
 
 AGGREGATIONS = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MaxAggregation: "max"}
 _AGGREGATE = {kind: (kind.forward, kind.reduce, kind.__call__) for kind in AGGREGATIONS}  # as PyG wrote them
@@ -279,6 +279,7 @@ class _Call:
         if known is not None:
             total = self.graph.of_tensors(*known, self._fixed_sum)
             if total is not _CHANGING:
+                self.layer._fast.by_kernel = type(total) is NeighbourSum
                 return total(rows.reshape(rows.shape[0], -1)).view(self.graph.num_nodes, *rows.shape[1:])
         joined, weight = self.weights()
         out = self.weighted(rows, weight)
@@ -329,7 +330,6 @@ class _Call:
         if self.how == "max":
             return NeighbourMax(self.graph) if weight is None else _CHANGING
         weight = None if weight is None else weight.detach().reshape(-1)
-        self.layer._fast.by_kernel = True
         return fixed_sum(self.graph, weight, self.x.dtype, mean=self.how == "mean").by(self.layer._fast.kernel)
 
     def weights(self) -> tuple[bool, Tensor | None]:

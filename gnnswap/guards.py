@@ -64,9 +64,7 @@ def plain_call() -> bool:
     """
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return False
-    if torch._C._get_tracing_state() is not None:
+    if torch._C._is_any_autocast_enabled() or torch._C._get_tracing_state() is not None:
         return False
     if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return False
@@ -97,7 +95,7 @@ def is_edge_index(edge_index: Any) -> bool:
     """Is it a dense tensor of edges (2, E) on a device with kernels, and nothing that PyG takes in its place?"""
     return (
         type(edge_index) in PLAIN
-        and (edge_index.is_cpu or edge_index.is_cuda)
+        and backends.device_type(edge_index) != ""
         and edge_index.layout is torch.strided
         and edge_index.dtype in (torch.int64, torch.int32)
         and edge_index.dim() == 2

@@ -25,7 +25,7 @@ from torch_geometric.nn.conv import MessagePassing, SimpleConv
 
 from gnnswap import backends, compile_ops, direct, equivalence, generic, guards
 from gnnswap import fused_layers as _forms  # noqa: F401  more of `direct.FORMS`
-from gnnswap.cache import TensorCache, held_bytes
+from gnnswap.cache import TensorCache, cuda_tensors, held_bytes
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import GraphCache
 from gnnswap.probe import NotLinear
@@ -44,6 +44,7 @@ class Caches:
         self.graphs = GraphCache()
         self.inputs = SparseInputs(limits)
         self.results, self.prepared = TensorCache(), TensorCache(self.graphs.max_bytes)
+        self.captured: list[Tensor] = []  # what captured CUDA graphs read
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +56,10 @@ class Caches:
         for one in (self.graphs, self.inputs, self.results, self.prepared):
             one.forget()
 
+    def hold(self) -> None:
+        """Keep all that is there as long as the model: a CUDA graph that is being captured will read some of it."""
+        self.captured += cuda_tensors((self.graphs, self.inputs, self.results, self.prepared))
+
 
 class State:
     """What a fast layer knows beside its parameters.
@@ -63,7 +68,7 @@ class State:
     `sums`: by device and kernel, over which argument of `propagate` one sum is equal, or ON_NODES where a linear layer
     on nodes is; "" where nothing is. What was compared on one device says nothing of another: there the layer is
     compared again. `kernel`: what computes sums with fixed weights (`NeighbourSum.kernel`), and `by_kernel`: are there
-    any? `nonlinear`: modes, training
+    any? `last_device`: where a form was last asked for. `nonlinear`: modes, training
     or not, in which the message did what no sum can. `why`: what the comparisons found wrong. `record`: what the form
     was compared under.
     """
@@ -72,7 +77,7 @@ class State:
         self.caches, self.trials = caches, 0
         self.why: dict[str, str] = {}
         self.sums: dict[tuple[str, str], str] = {}
-        self.kernel, self.by_kernel = "", False
+        self.kernel, self.by_kernel, self.last_device = "", False, "cpu"
         self.nonlinear: dict[bool, str] = {}
         self.direct: dict[tuple, bool] | None = None
         self.record: guards.Record | None = None
@@ -274,7 +279,7 @@ def _usual(x: Any, edge_index: Any, values: Any) -> bool:
 
 def _kind(x: Tensor, values: Tensor | None, kernel: str) -> tuple[int | None, str, str]:
     """Of a call: a form takes only those that it was compared with."""
-    return None if values is None else values.dim(), x.device.type, kernel
+    return None if values is None else values.dim(), backends.device_type(x), kernel
 
 
 def _prepared(
@@ -284,12 +289,11 @@ def _prepared(
     if values is not None and not form.takes(values, x, edge_index):
         return None
     kind, options = _kind(x, values, state.kernel), form.options(layer)
+    state.last_device = kind[1]
 
     def prepare() -> Any:
         graph = state.caches.graphs.get(edge_index, x.shape[0])
-        made = form.prepared(options, graph, values, x.dtype, state.kernel)
-        state.by_kernel = isinstance(made, NeighbourSum)
-        return made
+        return form.prepared(options, graph, values, x.dtype, state.kernel)
 
     try:
         if kind not in state.direct:
@@ -300,9 +304,15 @@ def _prepared(
         if not state.direct[kind]:
             return None
         if values is not None and values.requires_grad:
-            return prepare()
-        tensors = (edge_index,) if values is None else (edge_index, values)
-        return state.caches.prepared.get(tensors, (form.kind, options, x.shape[0], x.dtype, state.kernel), prepare)
+            prepared = prepare()
+        else:
+            tensors = (edge_index,) if values is None else (edge_index, values)
+            key = form.kind, options, x.shape[0], x.dtype, state.kernel
+            prepared = state.caches.prepared.get(tensors, key, prepare)
+        state.by_kernel = type(prepared) is NeighbourSum
+        if x.is_cuda and backends.capturing():
+            state.caches.hold()
+        return prepared
     except SwapError:  # an edge names a node that there is not: PyG says so in its way
         return None
 
@@ -313,7 +323,7 @@ def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, v
         return None
     if x.dim() != 2 or not backends.computes(x) or (layer.training and getattr(layer, "dropout", 0)):
         return None
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) or x.device != edge_index.device:
         return None
     state = layer._fast
     if values is not None and (values.requires_grad or not form.takes(values, x, edge_index)):
@@ -405,7 +415,7 @@ def _remembering(kind: type[MessagePassing], name: str) -> Callable:
 def _propagate(kind: type[MessagePassing]) -> Callable:
     def propagate(self, edge_index, size=None, **given):
         state = self._fast
-        where = (edge_index.device.type, state.kernel) if type(edge_index) in guards.PLAIN else None
+        where = (backends.device_type(edge_index), state.kernel) if type(edge_index) in guards.PLAIN else None
         argument = state.sums.get(where)
         if argument == "" or self.training in state.nonlinear or torch.compiler.is_compiling():
             return kind.propagate(self, edge_index, size=size, **given)
@@ -418,6 +428,7 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
         if argument is None:
             if not generic.comparable(given, edge_index.device) or backends.cannot_compare(edge_index):
                 return kind.propagate(self, edge_index, size=size, **given)
+            state.last_device = where[0]
             try:
                 argument = state.sums[where] = _compare_sums(self, kind, edge_index, size, given)
             except SwapError:  # an edge names a node that there is not: PyG says so in its way
@@ -425,6 +436,8 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
             if not argument:
                 return kind.propagate(self, edge_index, size=size, **given)
         own = not generic.is_pyg_code(kind.message) or "message" in self.__dict__
+        if edge_index.is_cuda and backends.capturing():
+            state.caches.hold()
         undo_draws, undo = backends.random_state(edge_index.device), _undo(self) if own else None
         try:
             return generic.summed(self, state.caches.graphs, argument, edge_index, size, given)

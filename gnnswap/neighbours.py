@@ -18,6 +18,7 @@ import torch
 from scipy.sparse import coo_array
 from torch import Tensor
 
+from gnnswap import backends
 from gnnswap.cache import MIB, BoundedDict, TensorCache, held_bytes
 from gnnswap.errors import SwapError
 
@@ -76,6 +77,7 @@ class _derived:
     def __get__(self, graph: Any, owner: type) -> Any:
         if graph is None:
             return self
+        backends.refuse_capture()
         with torch.inference_mode(False):  # what is kept must serve training, too
             made = self.make(graph)
         return graph.__dict__.setdefault(self.name, made)
@@ -284,6 +286,7 @@ class Neighbours:
         """
         made = self._made.get((function, *args), _MISSING)
         if made is _MISSING:
+            backends.refuse_capture()
             with torch.inference_mode(False):
                 made = function(self, *args)
             made = self._made.setdefault((function, *args), made)  # of two threads that made it, both get one
@@ -368,7 +371,12 @@ class GraphCache:
         sizes = num_nodes, num_nodes if num_sources is None else num_sources
         if not isinstance(edge_index, Tensor):
             _check_kind(edge_index, num_nodes)
-        found = self._found.get((edge_index,), sizes, lambda: _Found(_contents_key(edge_index, *sizes)))
+
+        def known() -> _Found:
+            backends.refuse_capture()
+            return _Found(_contents_key(edge_index, *sizes))
+
+        found = self._found.get((edge_index,), sizes, known)
         graph = self._graphs.get(found.key)
         if graph is None or graph is not found.graph():
             graph = self._by_contents(found.key, edge_index, *sizes)
@@ -377,6 +385,7 @@ class GraphCache:
 
     def _by_contents(self, key: Hashable, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
         graph = self._graphs.get(key)
+        backends.refuse_capture()
         if graph is None or not _is_of(graph, edge_index, num_nodes, num_sources):
             graph = Neighbours.prepare(edge_index, num_nodes, num_sources=num_sources)
             self._graphs.put(key, graph)

@@ -169,12 +169,14 @@ class SwapReport:
 
     def _device_lines(self) -> list[str]:
         """What a reader has to know of the device: where the model is now, and TF32."""
-        lines, now = [], _device(self.model)
-        if self.device != _device_name(now):
+        lines, now = [], _device_of(self.model)
+        if next(tensors_in(self.model), None) is not None and self.device != _device_name(now):
             where = f"measured on {self.device}; the model is on {_device_name(now)} now"
             lines.append(f"{where}: nothing was measured there")
-        if now.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
-            lines.append("float32 products are rounded to TF32 in both models: torch.backends.cuda.matmul.allow_tf32")
+        if now.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            lines.append(
+                "float32 products are rounded to TF32 in both models: torch.backends.cuda.matmul.fp32_precision"
+            )
         return lines
 
 
@@ -230,7 +232,7 @@ def swap(
 
 def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: float, measure: bool) -> None:
     """Compares each layer and the whole on the example; what is not equal, or not faster, gets its class back."""
-    device = next((one.device for one in tensors_in((batch, model))), torch.device("cpu"))
+    device = _device_of((batch, model))
     report.device = _device_name(device)
     own = _copy(model, buffers=True).eval()
     inputs: dict[str, tuple[tuple, dict]] = {}
@@ -313,7 +315,7 @@ def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool)
     if given is None:
         return NOT_REACHED
     args, named = pytree.tree_map_only(Tensor, _leaf, given)
-    device = next((one.device for one in tensors_in((args, named))), torch.device("cpu"))
+    device = _device_of((args, named, layer))
     kind = next((one.dtype for one in tensors_in((args, named)) if one.is_floating_point()), torch.float32)
     found: dict[str, tuple[float, str]] = {}  # by kernel: its gain, and why it is not taken
     for kernel in ("", *backends.sum_kernels(device, kind)[1:]):
@@ -378,7 +380,7 @@ def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, give: Callable[[
     before, after = (torch.no_grad()(partial(_given, one, give)) for one in (own, twin))
     before(), after()
     ratio = compare_times(before, after, WHOLE_SECONDS, lambda r: r.n >= 30 and _decided(r), device)
-    report.runs += 2 + 2 * ratio.n
+    report.runs += 2 + 2 * ratio.n * ratio.calls
     return ratio
 
 
@@ -475,25 +477,32 @@ def _mechanism(layer: nn.Module) -> str | None:
     state = vars(layer).get("_fast")
     if state is None:
         return None
-    device = _device(layer).type
+    device = _device_type(layer)
     how = state.mechanism(device)
     if how is None:
         return TO_COMPARE if device in SERVED else NONE
-    return f"{how}, {state.kernel}" if state.kernel and how != NONE else how
+    return f"{how}, {state.kernel}" if state.kernel and how != NONE and device == "cuda" else how
 
 
 def _why(layer: nn.Module) -> str:
     """What the comparisons found wrong, in a line."""
-    device = _device(layer).type
+    device = _device_type(layer)
     if device not in SERVED:
         return f"no kernel for {device}: PyG's code runs there"
     why = "; ".join(f"{how}: {what}" for how, what in layer._fast.why.items() if what)
     return why or "its own aggregation: no sum, mean or maximum over neighbours"
 
 
-def _device(module: nn.Module) -> torch.device:
-    """Where its parameters and buffers are; a CPU where it has none."""
-    return next((one.device for one in tensors_in(module)), torch.device("cpu"))
+def _device_type(layer: nn.Module) -> str:
+    """Where its parameters and buffers are; where it has none, where it was compared last."""
+    own = next((one.device.type for one in tensors_in(layer)), None)
+    return own or vars(layer)["_fast"].last_device
+
+
+def _device_of(tree: Any) -> torch.device:
+    """That of the first CUDA tensor, if there is any, else of the first tensor."""
+    devices = [one.device for one in tensors_in(tree)]
+    return next((one for one in devices if one.type == "cuda"), (devices or [torch.device("cpu")])[0])
 
 
 def _device_name(device: torch.device) -> str:

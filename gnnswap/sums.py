@@ -53,10 +53,13 @@ class NeighbourSum:
 
     def __init__(self, graph: Neighbours, weight: Tensor | None, kernel: str = "") -> None:
         self.graph, self.weight, self.kernel = graph, weight, kernel
+        self._by: dict[str, NeighbourSum] = {}
 
     def by(self, kernel: str) -> NeighbourSum:
         """The same sum by this kernel."""
-        return self if kernel == self.kernel else NeighbourSum(self.graph, self.weight, kernel)
+        if kernel == self.kernel:
+            return self
+        return self._by.setdefault(kernel, NeighbourSum(self.graph, self.weight, kernel))
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -87,10 +90,12 @@ class NeighbourSum:
 
     def unrecorded(self, x: Tensor) -> Tensor:
         """The sum without autograd."""
-        if self.kernel == backends.CUSPARSE and x.numel() and has_csr(self.graph):
+        if not self.kernel or not x.numel() or not backends.on_gpu(x):
+            return unrecorded_sum(x, self.graph, self.weight)
+        if self.kernel == backends.CUSPARSE and x.dtype in backends.ON_CPU and has_csr(self.graph):
             matrix = self.graph.cached(_matrix_of_ones, x.dtype) if self.weight is None else self.matrix
             return torch.mm(matrix, x.detach())
-        if self.kernel == backends.BAG and x.numel():
+        if self.kernel == backends.BAG:
             return bag_sum(x, self.graph, self.weight)
         return unrecorded_sum(x, self.graph, self.weight)
 

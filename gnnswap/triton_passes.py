@@ -3,7 +3,7 @@
     weighted_sum(x, graph, weight)                            # (N, F): sum of weight[e] x[j] over the edges (j -> i)
     edge_products(a, b, graph)                                # (E, H): a[i, h] . b[j, h]
     out, saved = attend("gat", query, key, values, graph)     # (N, H, C): sum of softmax(score) values[j]
-    attend_back("gat", grad, out, saved, query, key, values, graph, wanted=(True, True, True, False, False))
+    attend_back("gat", grad, saved, query, key, values, graph, wanted=(True, True, True, False, False))
 
 and the passes of `fused`, by the names and arguments of `fused_numba`. Tensors are plain ones of one device: float32,
 float16, bfloat16 or float64; sums are float32, for float64 float64. Equal inputs give equal bits. The kernels stand in
@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,7 +25,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gnnswap import triton_kernels as kernels
-from gnnswap.fused import Compiled
+from gnnswap.aggregation import wide
+from gnnswap.fused import Compiled, Rows, contiguous
 from gnnswap.neighbours import Neighbours
 
 MOST_EDGES = 256  # of a piece of a row
@@ -41,13 +42,6 @@ SUM, LEAST, LARGEST = 0, 1, 2
 INTERPRETED = not isinstance(kernels.fold, triton.runtime.JITFunction)
 OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns where nothing is said
 _compiled: dict[tuple, Any] = {}
-
-
-class Rows(Protocol):
-    """Edges grouped by one of their ends, and where the features of each stand: `fused.Rows`."""
-
-    graph: Neighbours
-    order: Tensor
 
 
 # ---- launching -------------------------------------------------------------------------------------------------------
@@ -96,10 +90,6 @@ def _blocks(size: int, block: int) -> int:
 def _power(size: int) -> int:
     """The smallest power of two that is no smaller."""
     return 1 << max(size - 1, 0).bit_length()
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
@@ -168,7 +158,7 @@ def _of_heads(heads: int, channels: int, shared: bool, tile: int, usual: int) ->
 
 def _part(out: Tensor | None, cut: Pieces, *shape: int) -> Tensor | None:
     """Room for what the pieces of hubs add up to; None where there are no hubs, or nothing to add up."""
-    return None if out is None or cut.slots == 0 else out.new_empty((cut.slots, *shape), dtype=_wide(out))
+    return None if out is None or cut.slots == 0 else out.new_empty((cut.slots, *shape), dtype=wide(out))
 
 
 def _fold(out: Tensor | None, part: Tensor | None, cut: Pieces, how: int = SUM) -> None:
@@ -178,10 +168,6 @@ def _fold(out: Tensor | None, part: Tensor | None, cut: Pieces, how: int = SUM) 
     block = min(128, _power(width))
     grid = cut.hub_row.shape[0], _blocks(width, block)
     launch(kernels.fold, grid, (out, part, cut.hub_row, cut.hub_ptr), (width, how, FOLDED, block))
-
-
-def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if one is None else one.contiguous() for one in tensors]
 
 
 def _by_row(
@@ -229,7 +215,7 @@ def _sum(
 ) -> Tensor:
     """Sums into `out`; `other`: which rows of x are added, by default those of the sources."""
     cut, width = pieces(graph), out.shape[1:].numel()
-    part, (x, weight, made) = _part(out, cut, width), _contiguous(x, weight, made)
+    part, (x, weight, made) = _part(out, cut, width), contiguous(x, weight, made)
     tensors = out, part, x, weight, made, cut.pieces, graph.col if other is None else other, order
     _by_row(kernels.weighted_sum, cut, width, tensors, heads, max(1, width // max(1, heads)), shared)
     _fold(out, part, cut)
@@ -246,7 +232,7 @@ def edge_products(a: Tensor, b: Tensor, graph: Neighbours) -> Tensor:
     channels = min(128, _power(width))
     some = min(_power(heads), 128 // channels)
     edges = min(32, cut.usual, TILE // (some * channels))
-    tensors = out, *_contiguous(a, b), cut.pieces, graph.col
+    tensors = out, *contiguous(a, b), cut.pieces, graph.col
     constants = heads, width, b.shape[1] < heads, edges, some, channels
     launch(kernels.edge_products, (cut.count, _blocks(heads, some)), tensors, constants)
     return out
@@ -257,7 +243,7 @@ def log_sum_exp(scores: Tensor, graph: Neighbours) -> Tensor:
 
     `scores` (E, H) in the order of `graph.col`; -inf is allowed. The result is float32, that of float64 float64.
     """
-    log_sum = scores.new_empty((graph.num_nodes, scores.shape[1]), dtype=_wide(scores))
+    log_sum = scores.new_empty((graph.num_nodes, scores.shape[1]), dtype=wide(scores))
     _softmax(graph, scores, None, None, None, None, log_sum, None, None, None)
     return log_sum
 
@@ -284,8 +270,8 @@ def attend(
     scale: float = 1.0,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """out[i, h] = sum over the edges (j -> i) of keep[e, h] softmax(score)[e, h] values[j, h], (N, H, C); 0 without
-    edges. With it what `attend_back` needs: log of the sums of exp(score), (N, H), and of float16 and bfloat16 the
-    sums in float32.
+    edges. With it what `attend_back` needs: log of the sums of exp(score), (N, H), and the result in the type of sums,
+    which in float32 is the result itself.
 
     kind "gat": score LeakyReLU(key[j] + query[i] + edge[e]); `query` (N, H), `key` (num_sources, H), `edge` (E, H).
     "gatv2": vector . LeakyReLU(values[j] + query[i] + edge[e]); `query` (N, H, C), no key, `vector` (H, C), `edge`
@@ -296,10 +282,10 @@ def attend(
     (heads, width), cut = (query.shape[1], values.shape[2]), pieces(graph)
     shared = values.shape[1] < heads
     tile, warps = _of_heads(heads, width, shared, TILE, cut.usual)
-    out = values.new_empty((graph.num_nodes, heads, width), dtype=_wide(values))
+    out = values.new_empty((graph.num_nodes, heads, width), dtype=wide(values))
     log_sum = out.new_empty(graph.num_nodes, heads)
     parts = _part(out, cut, heads, width), _part(out, cut, heads), _part(out, cut, heads)
-    given = _contiguous(query, key, values, vector, edge, keep)
+    given = contiguous(query, key, values, vector, edge, keep)
     constants = heads, width, KINDS[kind], shared, float(slope), float(scale), *tile
     tensors = out, log_sum, *parts, *given, cut.pieces, graph.col
     launch(kernels.attend, (cut.count, _blocks(heads, tile[1])), tensors, constants, warps=warps)
@@ -307,16 +293,13 @@ def attend(
         tensors = out, log_sum, *parts, cut.hub_row, cut.hub_ptr
         grid = cut.hub_row.shape[0], _blocks(heads, tile[1])
         launch(kernels.fold_attend, grid, tensors, (heads, width, *tile), warps=warps)
-    if out.dtype is values.dtype:
-        return out, (log_sum,)
     return out.to(values.dtype), (log_sum, out)
 
 
 def attend_back(
     kind: str,
     grad: Tensor,
-    out: Tensor,
-    saved: tuple[Tensor, ...],
+    saved: Sequence[Tensor],
     query: Tensor,
     key: Tensor | None,
     values: Tensor,
@@ -330,15 +313,13 @@ def attend_back(
     wanted: Sequence[bool] = (True,) * 5,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of query, key, values, vector and edge from `grad` (N, H, C), that of the sums; None where there
-    is none or it is not `wanted`. `out`, `saved`: what `attend` gave for the other arguments.
+    is none or it is not `wanted`. `saved`: what `attend` gave for the other arguments.
 
     Two passes: one over targets, one over sources. What the second needs of an edge is computed again; of GATv2, whose
     scores cost most, the first pass leaves it, (E, H) twice.
     """
-    log_sum, *precise = saved
-    grad, out, query, key, values, vector, edge, keep = _contiguous(
-        grad, precise[0] if precise else out, query, key, values, vector, edge, keep
-    )
+    log_sum, out = saved
+    grad, query, key, values, vector, edge, keep = contiguous(grad, query, key, values, vector, edge, keep)
     heads, width = out.shape[1:]
     given = query, key, values, vector, edge, keep
     to = [
@@ -396,7 +377,7 @@ def multi_aggregate(
 ) -> None:
     cut, width, outs = pieces(rows.graph), y.shape[1], (total, squares, least, largest)
     parts = [_part(out, cut, width) for out in outs]
-    tensors = *outs, *parts, *_contiguous(y, e), cut.pieces, rows.graph.col, rows.order
+    tensors = *outs, *parts, *contiguous(y, e), cut.pieces, rows.graph.col, rows.order
     tile = TILE if sum(out is not None for out in outs) == 1 else BACK_TILE
     _by_row(kernels.multi_aggregate, cut, width, tensors, bool(relu), tile=tile)
     for out, part, how in zip(outs, parts, (SUM, SUM, LEAST, LARGEST), strict=True):
@@ -406,7 +387,7 @@ def multi_aggregate(
 def ties(rows: Rows, y: Tensor, e: Tensor | None, relu: int | None, extreme: Tensor, count: Tensor) -> None:
     cut, width = pieces(rows.graph), y.shape[1]
     part = _part(count, cut, width)
-    tensors = count, part, *_contiguous(y, e, extreme), cut.pieces, rows.graph.col, rows.order
+    tensors = count, part, *contiguous(y, e, extreme), cut.pieces, rows.graph.col, rows.order
     _by_row(kernels.ties, cut, width, tensors, bool(relu))
     _fold(count, part, cut)
 
@@ -433,7 +414,7 @@ def _sent_back(
     cut, width = pieces(rows.graph), into.shape[1]
     part = None if of_edges else _part(into, cut, width)
     outs = (None, None, into) if of_edges else (into, part, None)
-    tensors = *outs, *_contiguous(*given), cut.pieces, rows.graph.col, rows.order
+    tensors = *outs, *contiguous(*given), cut.pieces, rows.graph.col, rows.order
     _by_row(kernel, cut, width, tensors, relu, tile=BACK_TILE)
     _fold(into, part, cut)
 
@@ -466,7 +447,7 @@ def _softmax(
 ) -> None:
     cut, width = pieces(graph), y.shape[1]
     parts = [_part(one, cut, width) for one in (out, spread, log_sum, log_sum)]
-    tensors = out, log_sum, spread, *parts, *_contiguous(y, e), t, cut.pieces, other, order
+    tensors = out, log_sum, spread, *parts, *contiguous(y, e), t, cut.pieces, other, order
     _by_row(kernels.softmax_aggregate, cut, width, tensors, bool(relu))
     if cut.slots:
         block = min(128, _power(width))
@@ -478,7 +459,7 @@ def _softmax(
 def _numbers(y: Tensor, *numbers: float | Tensor) -> Tensor:
     """The numbers on the device of y, in the type of sums: as arguments of a kernel they would be float32. Filled by
     the device, so that a CUDA graph can capture it."""
-    made = y.new_empty(len(numbers), dtype=_wide(y))
+    made = y.new_empty(len(numbers), dtype=wide(y))
     for at, number in enumerate(numbers):
         if isinstance(number, Tensor):
             made[at : at + 1].copy_(number.detach().reshape(1))
@@ -531,7 +512,7 @@ def gated_sum(
 ) -> None:
     cut, width = pieces(rows.graph), out.shape[1]
     part, part_slope = _part(out, cut, width), None if slope is None else _part(slope, cut, slope.shape[1])
-    given = *_contiguous(source, target, e), cut.pieces, rows.graph.col, rows.order
+    given = *contiguous(source, target, e), cut.pieces, rows.graph.col, rows.order
     tensors = out, slope, part, part_slope, *given
     _by_row(kernels.gated_sum, cut, width, tensors, bool(whole), bool(softplus), tile=BACK_TILE)
     _fold(out, part, cut)
@@ -553,7 +534,7 @@ def gated_sum_back(
 ) -> None:
     cut = pieces(rows.graph)
     part = _part(to_own, cut, to_own.shape[1])
-    given = *_contiguous(own, others, e, g), cut.pieces, rows.graph.col, rows.order
+    given = *contiguous(own, others, e, g), cut.pieces, rows.graph.col, rows.order
     options = bool(whole), bool(others_whole), bool(softplus), bool(by_target)
     _by_row(kernels.gated_sum_back, cut, g.shape[1], (to_own, part, to_e, *given), *options, tile=BACK_TILE // 2)
     _fold(to_own, part, cut)
@@ -562,7 +543,7 @@ def gated_sum_back(
 def film_sum(rows: Rows, x: Tensor, target: Tensor, out: Tensor, slope: Tensor | None) -> None:
     cut, width = pieces(rows.graph), x.shape[1]
     part, part_slope = _part(out, cut, width), _part(slope, cut, 2 * width)
-    given = *_contiguous(x, target), cut.pieces, rows.graph.col
+    given = *contiguous(x, target), cut.pieces, rows.graph.col
     _by_row(kernels.film_sum, cut, width, (out, slope, part, part_slope, *given))
     _fold(out, part, cut)
     _fold(slope, part_slope, cut)
@@ -571,7 +552,7 @@ def film_sum(rows: Rows, x: Tensor, target: Tensor, out: Tensor, slope: Tensor |
 def film_sum_back(rows: Rows, x: Tensor, target: Tensor, g: Tensor, into: Tensor) -> None:
     cut, width = pieces(rows.graph), x.shape[1]
     part = _part(into, cut, width)
-    tensors = into, part, *_contiguous(x, target, g), cut.pieces, rows.graph.col
+    tensors = into, part, *contiguous(x, target, g), cut.pieces, rows.graph.col
     _by_row(kernels.film_sum_back, cut, width, tensors)
     _fold(into, part, cut)
 
@@ -582,7 +563,7 @@ def edge_rows(rows: Rows, source: Tensor, target: Tensor, relu: int | None, out:
 
 def _per_edge(rows: Rows, source: Tensor, target: Tensor, out: Tensor, relu: bool, product: bool) -> None:
     cut = pieces(rows.graph)
-    tensors = out, *_contiguous(source, target), cut.pieces, rows.graph.col, rows.order
+    tensors = out, *contiguous(source, target), cut.pieces, rows.graph.col, rows.order
     _by_row(kernels.edge_rows, cut, source.shape[1], tensors, relu, product)
 
 

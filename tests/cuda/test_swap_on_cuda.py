@@ -284,7 +284,7 @@ def test_a_trial_on_another_stream_and_while_a_graph_is_captured():
 
 
 def test_tf32_is_said_and_layers_are_still_replaced(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
     report = swap(pyg.GCN(16, 64, 2, 7).cuda().eval(), graph(), measure=False)
     assert report.replaced and "TF32" in str(report)
 
@@ -301,3 +301,21 @@ def test_a_trial_asks_for_float64_on_the_device(monkeypatch):
     swap(pyg.GCNConv(16, 8).cuda(), graph(), measure=False)
     assert seen == {("cuda", torch.float64)}
     assert cost.SAMPLE_SECONDS > 0
+
+
+def test_what_a_captured_graph_reads_lives_as_long_as_the_model():
+    x, edge_index = graph()
+    report = swap(pyg.GCN(16, 32, 2, 7).cuda().eval(), (x, edge_index), measure=False)
+    with torch.no_grad():
+        for _ in range(3):
+            expected = report.model(x, edge_index)
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
+            out = report.model(x, edge_index)
+    report.forget()
+    del edge_index
+    torch.cuda.empty_cache()
+    spoiled = [torch.full((1 << 18,), -1, dtype=torch.int32, device=CUDA) for _ in range(64)]
+    recorded.replay()
+    torch.cuda.synchronize()
+    assert parity.error(out, expected) <= 1e-6 and spoiled

@@ -83,7 +83,7 @@ def run_all(dtype: torch.dtype, graph: Neighbours, widths: Sequence[int], heads:
 
 def attention(kind, graph, query, key, values, **options) -> None:
     out, saved = passes.attend(kind, query, key, values, graph, **options)
-    passes.attend_back(kind, torch.empty_like(out), out, saved, query, key, values, graph, **options)
+    passes.attend_back(kind, torch.empty_like(out), saved, query, key, values, graph, **options)
 
 
 def fused(rows, by_source, width, new) -> None:

@@ -4,17 +4,21 @@ Equal to PyG in float64; no value is asked of the device in a steady call, so th
 captured; no tensor is made on another device. On a machine with a GPU the same tests run there.
 """
 
+import copy
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from zoo_cases import CASES, arguments, assert_same, build, edges_of, results
+from torch_geometric import nn as pyg
+from zoo_cases import CASES, IN, OUT, arguments, assert_same, build, edges_of, results
 
 from gnnswap import attention, backends, direct, equivalence
 from gnnswap.direct import FORMS, why_not
+from gnnswap.errors import SwapError
 from gnnswap.layer import Caches, make_fast
 from gnnswap.neighbours import Neighbours
+from gnnswap.sums import NeighbourSum
 
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton", reason="needs triton, in the extra `cuda`")
@@ -38,7 +42,7 @@ def by_triton(monkeypatch):
     """Triton serves tensors of the CPU, too, and no form is compared but by these tests."""
     from gnnswap import triton_passes
 
-    monkeypatch.setattr(backends, "triton_for", lambda x: triton_passes)
+    monkeypatch.setattr(backends, "on_gpu", lambda x: True)
     monkeypatch.setattr(equivalence, "difference", lambda *_: (0.0, ""))
     monkeypatch.setattr(direct, "is_dense", lambda graph: False)  # over all pairs of nodes, which is for CPUs
     real = triton_passes.launch
@@ -151,3 +155,61 @@ def test_first_and_second_derivatives_of_attention_in_one_pass(kind):
     leaves = [given[name] for name in names]
     assert torch.autograd.gradcheck(attended, leaves, fast_mode=True)
     assert torch.autograd.gradgradcheck(attended, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pyg.GATConv(IN, 4, heads=2, bias=False),
+        lambda: pyg.GATv2Conv(IN, 4, heads=2, bias=False),
+        lambda: pyg.TransformerConv(IN, 4, heads=2, root_weight=False),
+    ],
+)
+def test_what_attention_gives_may_be_written_to(make):
+    x = torch.randn(13, IN, dtype=torch.double, device=DEVICE, requires_grad=True)
+    reference = make().double().to(DEVICE)
+    fast = copy.deepcopy(reference)
+    make_fast(fast, Caches())
+    edges = edges_of("many edges").to(DEVICE)
+    expected, got = (torch.autograd.grad(one(x, edges).relu_().sum(), x)[0] for one in (reference, fast))
+    torch.testing.assert_close(got, expected)
+    assert fast._fast.mechanism(DEVICE.type) == "own kernel"
+
+
+def test_shares_of_no_edges():
+    graph = Neighbours.prepare(torch.empty(2, 0, dtype=torch.int64, device=DEVICE), 3)
+    for shape in ((0,), (0, 2)):
+        assert attention.segment_softmax(torch.empty(shape, device=DEVICE), graph).shape == shape
+
+
+def test_each_of_equal_layers_has_a_choice_of_kernels():
+    model = torch.nn.ModuleList([pyg.GCNConv(IN, IN), pyg.GCNConv(IN, IN), pyg.LGConv(), pyg.LGConv()])
+    caches, x = Caches(), torch.randn(13, IN, device=DEVICE)
+    model.to(DEVICE)
+    for layer in model:
+        make_fast(layer, caches)
+        for _ in range(2):
+            layer(x, edges_of("many edges").to(DEVICE))
+    assert all(layer._fast.by_kernel for layer in model)
+    assert model[2]._fast.last_device == DEVICE.type
+
+
+def test_a_sum_by_another_kernel_is_made_once():
+    total = NeighbourSum(Neighbours.prepare(edges_of("many edges").to(DEVICE), 13), None)
+    assert total.by(backends.BAG) is total.by(backends.BAG) is not total and total.by("") is total
+
+
+def test_while_a_graph_is_captured_nothing_is_prepared_and_pygs_code_runs(monkeypatch):
+    layer = pyg.SAGEConv(IN, OUT).to(DEVICE)
+    reference = copy.deepcopy(layer)
+    make_fast(layer, Caches())
+    x, edges = torch.randn(13, IN, device=DEVICE), edges_of("many edges").to(DEVICE)
+    layer(x, edges)  # prepared, but for the backward pass
+    monkeypatch.setattr(backends, "capturing", lambda: True)
+    assert_close = torch.testing.assert_close
+    assert_close(layer(x, edges), reference(x, edges))
+    assert len(layer._fast.caches.graphs) == 1
+    assert_close(layer(x, edges.flip(0)), reference(x, edges.flip(0)))  # a graph that was not seen before
+    assert len(layer._fast.caches.graphs) == 1
+    with pytest.raises(SwapError, match="call the layer once before, backward too"):
+        layer(x.requires_grad_(), edges).sum().backward()

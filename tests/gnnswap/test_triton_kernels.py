@@ -121,7 +121,7 @@ def test_graphs_without_edges_or_nodes_give_zeros():
         assert torch.equal(passes.log_sum_exp(x.new_empty(0, 4), graph), x.new_zeros(nodes, 4))
         out, saved = passes.attend("transformer", x, x, x, graph)
         assert torch.equal(out, torch.zeros_like(x))
-        for one in passes.attend_back("transformer", x, out, saved, x, x, x, graph)[:3]:
+        for one in passes.attend_back("transformer", x, saved, x, x, x, graph)[:3]:
             assert torch.equal(one, torch.zeros_like(x))
         assert passes.edge_products(x, x, graph).shape == (0, 2)
 
@@ -237,7 +237,7 @@ def check_attention(kind, dtype, graph, heads, width, shared=False, with_edges=F
     out, saved = passes.attend(kind, query, key, values, graph, **options)
     assert out.dtype == dtype
     close(out, expected.detach(), dtype, "out")
-    back = passes.attend_back(kind, grad.to(dtype), out, saved, query, key, values, graph, wanted=wanted, **options)
+    back = passes.attend_back(kind, grad.to(dtype), saved, query, key, values, graph, wanted=wanted, **options)
     grads = iter(torch.autograd.grad(expected, [leaf for leaf in exact if leaf is not None], grad))
     for name, got, leaf in zip(("query", "key", "values", "vector", "edge"), back, exact, strict=True):
         assert (got is None) == (leaf is None), name
@@ -275,7 +275,7 @@ def test_gradients_that_are_not_wanted_are_none_and_the_others_equal(kind):
     query, key, values, vector, edge = attention_inputs(kind, graph, 2, 3, False, True, torch.float64)
     options = {"vector": vector, "edge": edge}
     out, saved = passes.attend(kind, query, key, values, graph, **options)
-    given = kind, torch.ones_like(out), out, saved, query, key, values, graph
+    given = kind, torch.ones_like(out), saved, query, key, values, graph
     full = passes.attend_back(*given, **options)
     for at in range(5):
         if full[at] is not None:
@@ -556,7 +556,7 @@ def test_two_runs_are_equal_bit_by_bit(kind, cut):
         inputs = attention_inputs(kind, graph, 2, 5, False, False, torch.float32)
         query, key, values, vector, _ = (one if one is None else one.float() for one in inputs)
         out, saved = passes.attend(kind, query, key, values, graph, vector=vector)
-        back = passes.attend_back(kind, out, out, saved, query, key, values, graph, vector=vector)
+        back = passes.attend_back(kind, out, saved, query, key, values, graph, vector=vector)
         results.append([out, *saved, *(one for one in back if one is not None)])
     assert all(map(torch.equal, *results))
 
@@ -578,7 +578,7 @@ def test_a_cuda_graph_captures_forward_and_backward():
 
     def run():
         out, saved = passes.attend("gat", query, key, values, graph)
-        back = passes.attend_back("gat", out, out, saved, query, key, values, graph)
+        back = passes.attend_back("gat", out, saved, query, key, values, graph)
         return [out, *back[:3], passes.weighted_sum(values[:, 0], graph)]
 
     run()
