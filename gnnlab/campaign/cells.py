@@ -23,7 +23,7 @@ import numpy as np
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.profiling import timing
 from gnnlab.profiling.context import Conditions
-from gnnlab.profiling.estimates import median_interval
+from gnnlab.profiling.estimates import LEAST_SAMPLES, median_interval
 from gnnlab.units.registry import find
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
 from gnnlab.worker import Worker
@@ -176,7 +176,8 @@ class CellResult:
     def timed(cls, status: str, samples_ms: tuple[float, ...], notes: tuple[str, ...] = ()) -> CellResult:
         """The outcome of these samples, with their median, its interval and their standard deviation."""
         numbers = {"median_ms": float(np.median(samples_ms)), "std_ms": float(np.std(samples_ms))}
-        return cls(status, samples_ms=samples_ms, ci_ms=median_interval(samples_ms), notes=notes, **numbers)
+        interval = median_interval(samples_ms) if len(samples_ms) >= LEAST_SAMPLES else None
+        return cls(status, samples_ms=samples_ms, ci_ms=interval, notes=notes, **numbers)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

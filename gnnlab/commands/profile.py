@@ -171,7 +171,8 @@ def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     rows = survey.times([workload], num_runs=arguments.num_runs, budget_s=share_s / 5).itertuples()  # four phases
     report = {row.phase.replace(", ", " ").replace(" ", "_"): RuntimeStats(row.samples).to_dict() for row in rows}
     frame = pd.DataFrame(report).T
-    frame["95 % interval"] = ["{:.4g} to {:.4g}".format(*ends) for ends in frame["ci"]]
+    none = "none below six runs"
+    frame["95 % interval"] = ["{:.4g} to {:.4g}".format(*ends) if ends else none for ends in frame["ci"]]
     return report, frame[["median", "95 % interval", "mean", "std", "num_runs"]]
 
 
@@ -225,7 +226,7 @@ def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     end, sizes = time.monotonic() + share_s, sum(map(len, varied.values()))
     swept = survey.sweeps(plan, budget_s=share_s / (2 * sizes), in_time=lambda: time.monotonic() < end)
     points = [
-        {"parameter": name, "value": value, "median_ms": stats.median, "ci": list(stats.ci), "n": stats.num_runs}
+        {"parameter": name, "value": value, "median_ms": stats.median, "ci": stats.to_dict()["ci"], "n": stats.num_runs}
         for (_, name), result in swept.items()
         for value, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
     ]

@@ -84,8 +84,8 @@ def _parts(estimate: Estimate, factor: float) -> tuple[str, str]:
 
 
 def error_text(error: float) -> str:
-    """ "largest relative error 2.3e-07", or that the outputs were the same."""
-    return f"largest relative error {error:.1e}" if error else "outputs identical"
+    """ "largest relative error 2.3e-07", or that there was none in what was compared, which may be a loss alone."""
+    return f"largest relative error {error:.1e}" if error else "no difference in what was compared"
 
 
 def gain_text(gain: Estimate) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from gnnlab.errors import GnnlabError
 from gnnlab.user_code import forked_random
+from gnnswap.inputs import tensors_in
 
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as torch names them
 _COMPILE_OPTIONS = frozenset(inspect.signature(torch.compile).parameters)
@@ -140,18 +141,56 @@ def set_seed(seed: int) -> None:
     torch.manual_seed(int(seed))
 
 
+def modules_in(work: Any) -> list[nn.Module]:
+    """The modules that a form, or a mapping or sequence of forms, calls as far as it shows: itself, what it is bound to
+    and what it closes over."""
+    found, waiting, seen = [], [work], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module):
+            found.append(one)
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+        elif isinstance(one, Under):
+            waiting.append(one.form)
+        elif isinstance(one, partial):
+            waiting += [one.func, one.args, one.keywords]
+        elif inspect.ismethod(one):
+            waiting.append(one.__self__)
+        elif inspect.isfunction(one):
+            waiting += inspect.getclosurevars(one).nonlocals.values()
+    return found
+
+
 @contextmanager
-def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
-    """Whatever happens inside, parameters, buffers, gradients and the optimizer's state are as before afterwards; those
-    of lazy layers get their shape inside, and keep it."""
-    tensors = [t for t in (*model.parameters(), *model.buffers()) if not isinstance(t, UninitializedTensorMixin)]
+def unchanged(work: Any, optimizer: torch.optim.Optimizer | None = None, *, trains: bool = True) -> Iterator[None]:
+    """Whatever happens inside, buffers, modes and gradients of the `modules_in` what is worked with, and the random
+    states of all devices, are as before afterwards, also where it raises; where it `trains`, parameters and the
+    optimizer's state, too. Lazy layers get their shape inside, and keep it."""
+    modules = [part for module in modules_in(work) for part in module.modules()]
+    parameters = {id(p): p for module in modules for p in module.parameters(recurse=False)}.values()
+    buffers = {id(b): b for module in modules for b in module.buffers(recurse=False)}.values()
+    tensors = [*buffers, *(parameters if trains else ())]
+    tensors = [tensor for tensor in tensors if not isinstance(tensor, UninitializedTensorMixin)]
     values = [tensor.detach().clone() for tensor in tensors]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    modes = [(module, module.training) for module in modules]
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
     gradient_values = [None if gradient is None else gradient.clone() for _, gradient in gradients]
     state = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
+    before = random.getstate(), np.random.get_state()
     try:
-        yield
+        with forked_random():
+            yield
     finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        for module, mode in modes:
+            module.training = mode
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 _put_back(tensor, value)
@@ -161,6 +200,44 @@ def unchanged(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
                     _put_back(gradient, value)
         if optimizer is not None:
             optimizer.load_state_dict(state)
+
+
+class Backward:
+    """A forward and a backward pass: what `run()` gives, and the gradients of its tensors by `starts` along
+    `directions(tensors)`, None where none flows. `.grad` stays as it is.
+
+    Reentrant checkpoints, as PyG's `DeepGCNLayer` has them, know `.backward()` alone: from the first call that says so
+    on, that is what is called.
+    """
+
+    def __init__(
+        self, run: Callable[[], Any], starts: Sequence[Tensor], directions: Callable[[list[Tensor]], list[Tensor]]
+    ) -> None:
+        self.run, self.starts, self.directions, self._accumulates = run, list(starts), directions, False
+
+    def __call__(self) -> tuple[Any, list[Tensor | None]]:
+        result = self.run()
+        ends = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+        if self._accumulates:
+            return result, self._accumulated(ends)
+        try:
+            return result, list(torch.autograd.grad(ends, self.starts, self.directions(ends), allow_unused=True))
+        except RuntimeError as error:
+            if ".grad()" not in str(error) or "heckpoint" not in str(error):
+                raise
+        self._accumulates = True  # the graph is spent: once more
+        return self()
+
+    def _accumulated(self, ends: list[Tensor]) -> list[Tensor | None]:
+        before = [start.grad for start in self.starts]
+        try:
+            for start in self.starts:
+                start.grad = None
+            torch.autograd.backward(ends, self.directions(ends))
+            return [start.grad for start in self.starts]
+        finally:
+            for start, gradient in zip(self.starts, before, strict=True):
+                start.grad = gradient
 
 
 def _put_back(tensor: Tensor, value: Tensor) -> None:

@@ -224,11 +224,12 @@ def held(value: float, low: float | None, high: float | None, n: int) -> Estimat
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """95 % interval of the median of `samples` (n,), in their unit.
 
-    Of a single sample nothing is known: the interval is then that sample alone, and `n` beside it says so.
+    Raises:
+        ValueError: fewer than `LEAST_SAMPLES`, which have none.
     """
     x = np.sort(np.asarray(samples, dtype=float))
-    if x.size == 0:
-        raise ValueError("no samples: an interval needs at least one")
+    if x.size < LEAST_SAMPLES:
+        raise ValueError(f"{x.size} samples: an interval needs at least {LEAST_SAMPLES}")
     if x[0] == x[-1]:
         return float(x[0]), float(x[0])
     low, high = statistic_interval(np.median, x)

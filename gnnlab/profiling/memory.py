@@ -23,7 +23,7 @@ from gnnlab.errors import GnnlabError, whole_numbers
 from gnnswap.cost import peak_memory
 from gnnswap.inputs import call, tensors_in
 
-from .context import unchanged
+from .context import Backward, unchanged
 from .flops import share_of_pairs
 from .tensors import cpu_or_cuda, device_of, parts_of
 
@@ -101,8 +101,9 @@ class MemoryProfiler:
 
     @torch.no_grad()
     def profile_forward(self, batch: Any) -> MemoryStats:
-        """One forward pass without gradients, in the mode that the model is in."""
-        return profile_memory_usage(call, self.model, batch, device=self.device)
+        """One forward pass without gradients, in the mode that the model is in; it is as before after it."""
+        with unchanged(self.model, trains=False):
+            return profile_memory_usage(call, self.model, batch, device=self.device)
 
 
 def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> dict[str, float]:
@@ -126,7 +127,9 @@ def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> di
         parts["forward_activations"], parts["output"] = _saved_by_forward(model, batch)
         with torch.no_grad():
             forward = peak_memory(lambda: call(model, batch), where)
-        training = peak_memory(lambda: _train_once(model, batch), where)
+        train = _training(model, batch)
+        train()  # a reentrant checkpoint is found out, which takes an attempt
+        training = peak_memory(train, where)
     counted: set[int] = set()
     sizes = {}
     for name, bytes_of in parts.items():
@@ -185,16 +188,19 @@ def _saved_by_forward(model: nn.Module, batch: Any) -> tuple[dict[int, int], dic
     return {key: storage.nbytes() for key, storage in alive.items() if storage is not None}, storages(output)
 
 
-@torch.enable_grad()
-def _train_once(model: nn.Module, batch: Any) -> tuple[Any, list[torch.Tensor]]:
-    """(output, gradients) of one forward and backward pass; `.grad` of the parameters is not touched."""
-    output = call(model, batch)
-    ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+def _training(model: nn.Module, batch: Any) -> Callable[[], tuple[Any, list[torch.Tensor]]]:
+    """A function that gives (output, gradients) of one forward and backward pass; `.grad` of the parameters is not
+    touched."""
     starts = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not ends or not starts:
-        return output, []
-    gradients = torch.autograd.grad(ends, starts, [torch.ones_like(end) for end in ends], allow_unused=True)
-    return output, [gradient for gradient in gradients if gradient is not None]
+    ones = lambda ends: [torch.ones_like(end) for end in ends]  # noqa: E731
+    both = Backward(lambda: call(model, batch), starts, ones)
+
+    @torch.enable_grad()
+    def run() -> tuple[Any, list[torch.Tensor]]:
+        output, gradients = both() if starts else (call(model, batch), [])
+        return output, [gradient for gradient in gradients if gradient is not None]
+
+    return run
 
 
 def _model_device(model: nn.Module, device: Any) -> torch.device:

@@ -26,7 +26,8 @@ from gnnlab.errors import GnnlabError, whole_numbers
 from gnnswap.cost import quiet_profiler
 from gnnswap.inputs import call
 
-from .estimates import median_interval
+from .context import unchanged
+from .estimates import LEAST_SAMPLES, median_interval
 from .tensors import device_of
 
 OUTSIDE = "kernels outside of operators"  # as those that a CUDA graph replays, or a function launches by itself
@@ -47,8 +48,8 @@ class OperatorProfile:
     `OUTSIDE`.
 
     `frame`: operator, calls (in all runs), calls_per_forward, self_ms_per_forward, share (of the time of all
-    operators), share_low, share_high (its 95 % interval), the largest share first. `shares` has them by run: operator x
-    run.
+    operators), share_low, share_high (its 95 % interval, NaN below six runs), the largest share first. `shares` has
+    them by run: operator x run.
     """
 
     frame: pd.DataFrame
@@ -92,7 +93,7 @@ def profile_operators(
     if target is not None and not target.name.endswith((".json", ".json.gz")):
         raise GnnlabError(f"a trace ends in .json or .json.gz, not in {target.name!r}")
     device = device_of(work, batch) if isinstance(work, nn.Module) else device_of(batch)
-    with torch.no_grad() if isinstance(work, nn.Module) else nullcontext():
+    with unchanged(work, trains=False), torch.no_grad() if isinstance(work, nn.Module) else nullcontext():
         for _ in range(_WARM_UP):
             call(work, batch)
         calls = _calls_by_run(_record(work, batch, runs, device), device)
@@ -163,5 +164,7 @@ def _shares(ms: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     `ms`, operator x run."""
     shares = ms / ms.sum().clip(lower=1e-9)
     frame = pd.DataFrame({"self_ms_per_forward": ms.median(axis=1), "share": shares.median(axis=1)})
-    frame[["share_low", "share_high"]] = [median_interval(row) for row in shares.to_numpy()]
+    none = (np.nan, np.nan)  # fewer runs have no 95 % interval
+    few = shares.shape[1] < LEAST_SAMPLES
+    frame[["share_low", "share_high"]] = [none if few else median_interval(row) for row in shares.to_numpy()]
     return frame.sort_values("share", ascending=False, kind="stable"), shares

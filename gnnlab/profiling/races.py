@@ -27,11 +27,11 @@ from torch import nn
 from gnnlab.errors import GnnlabError, ParityError, Unavailable
 from gnnswap import parity
 from gnnswap.errors import one_line
-from gnnswap.inputs import in_float64, of_floats, tensors_in
+from gnnswap.inputs import in_float64, of_floats
 from gnnswap.parity import FP32_SLACK, GRADIENT_FLOOR, RTOL_FLOAT32, Deviation
 
 from . import estimates, timing
-from .context import Conditions, Under
+from .context import Backward, Conditions, Under, unchanged
 from .estimates import CONTROL, Estimate
 from .tensors import device_of
 
@@ -86,7 +86,7 @@ def race_forms(
     if not forms or mode not in MODES:
         raise GnnlabError(f"a race needs forms and a mode of {', '.join(MODES)}; got {len(forms)} and {mode!r}")
     calls = {name: call_of(form, inputs, mode) for name, form in forms.items()}
-    with torch.inference_mode(mode == "inference"), warnings.catch_warnings():
+    with unchanged(forms, trains=False), torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         usable, checked, output = _agreeing(
             calls, tolerance, cache(lambda: _exact(next(iter(forms.values())), inputs, mode))
@@ -288,14 +288,15 @@ class _Training:
         named = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
         self.leaves = {f"input {i}": tensor for i, tensor in enumerate(inputs)}
         self.leaves |= {name.removeprefix("_orig_mod."): p for name, p in named.items() if p.requires_grad}
-        self.bound = bound
-        self.directions: list[torch.Tensor] = []  # of the tensors that come out
+        self.backward = Backward(bound, list(self.leaves.values()), self._directions)
+        self.drawn: list[torch.Tensor] = []
+
+    def _directions(self, ends: list[torch.Tensor]) -> list[torch.Tensor]:
+        self.drawn = self.drawn or directions(ends)
+        return self.drawn
 
     def __call__(self) -> _Step:
-        output = self.bound()
-        ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        self.directions = self.directions or directions(ends)
-        gradients = torch.autograd.grad(ends, list(self.leaves.values()), self.directions, allow_unused=True)
+        output, gradients = self.backward()
         return _Step(output, {name: g for name, g in zip(self.leaves, gradients, strict=True) if g is not None})
 
 

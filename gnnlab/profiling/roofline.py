@@ -30,7 +30,7 @@ from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.machine import cache_bytes
 from gnnswap.inputs import call
 
-from .context import Conditions
+from .context import Conditions, unchanged
 from .costs import Cost, cost
 from .tensors import cpu_or_cuda, device_name
 from .timing import race
@@ -93,7 +93,12 @@ def count(work: nn.Module | Callable[..., Any], batch: Any = ()) -> Count:
     """
     counter = _Counter()
     gradients = torch.no_grad() if isinstance(work, nn.Module) else nullcontext()
-    with gradients, attention_fused(False), counter:  # inside torch's fused kernel nothing could be counted
+    with (
+        unchanged(work, trains=False),
+        gradients,
+        attention_fused(False),
+        counter,
+    ):  # inside torch's fused kernel nothing could be counted
         call(work, batch)
     rows = [
         {"operator": operator, "calls": calls, **asdict(each), "bytes": each.bytes_read + each.bytes_written}

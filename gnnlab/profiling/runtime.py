@@ -28,7 +28,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and tar
 
 
 class RuntimeStats(Timing):
-    """A `Timing` by the names of S1, in ms; `ci` is the 95 % interval of the median."""
+    """A `Timing` by the names of S1, in ms; `ci` is the 95 % interval of the median, None below six runs."""
 
     mean = property(lambda self: float(np.mean(self.samples_ms)))
     std = property(lambda self: float(np.std(self.samples_ms)))
@@ -42,11 +42,18 @@ class RuntimeStats(Timing):
         """The JSON of S1, with what it lacks."""
         names = ("mean", "std", "min", "max", "num_runs", "median")
         percentiles = {f"p{q}": self.percentile(q) for q in (90, 95, 99)}
-        return {name: getattr(self, name) for name in names} | {"ci": list(self.ci), **percentiles, "unit": "ms"}
+        return {name: getattr(self, name) for name in names} | {
+            "ci": None if self.ci is None else list(self.ci),
+            **percentiles,
+            "unit": "ms",
+        }
 
     def __str__(self) -> str:
-        low, high = self.ci
-        return f"{self.median:.4g} ms (median; 95 % interval {low:.4g} to {high:.4g}, {self.num_runs} runs)"
+        runs = f"{self.num_runs} run{'s' * (self.num_runs != 1)}"
+        interval = (
+            "no 95 % interval below six runs" if self.ci is None else "95 % interval {:.4g} to {:.4g}".format(*self.ci)
+        )
+        return f"{self.median:.4g} ms (median; {interval}, {runs})"
 
 
 def benchmark_function(
@@ -78,7 +85,7 @@ def benchmark_function(
 
 
 def profile_forward(model: nn.Module, batch: Any, **options: Any) -> RuntimeStats:
-    """Time the forward pass in inference mode; the model's train or eval mode is left as it is.
+    """Time the forward pass in inference mode, in the model's train or eval mode; the model is as before after it.
 
     Options of this and the others (num_runs, warmup_runs, budget_s) are those of `benchmark_function`.
     """
@@ -87,15 +94,20 @@ def profile_forward(model: nn.Module, batch: Any, **options: Any) -> RuntimeStat
         with torch.inference_mode():
             return call(model, batch)
 
-    return benchmark_function(forward, device=device_of(model, batch), **options)
+    with unchanged(model, trains=False):
+        return benchmark_function(forward, device=device_of(model, batch), **options)
 
 
 def profile_backward(model: nn.Module, batch: Any, loss_fn: Loss | None = None, **options: Any) -> RuntimeStats:
     """Time the backward pass alone: each run gets a fresh graph, whose forward pass is not timed.
 
     `loss_fn(output, target)` compares with zeros of the output's shape; mean squared error unless given.
-    Gradients that the model had are put back.
+    The model is as before after it.
+
+    Raises:
+        GnnlabError: no module, none of its parameters wants a gradient, or its result is no tensor.
     """
+    _require_trainable(model, "profile_backward")
     options["setup"] = lambda: _training_loss(model, batch, loss_fn)
     with unchanged(model):
         model.zero_grad(set_to_none=True)
@@ -112,7 +124,11 @@ def profile_training_step(
     """Time a whole step: zero gradients, forward, loss, backward, optimizer (plain Adam unless given).
 
     Model and optimizer are put back as they were, so profiling does not train them.
+
+    Raises:
+        GnnlabError: as `profile_backward`.
     """
+    _require_trainable(model, "profile_training_step")
     optimizer = optimizer or torch.optim.Adam(model.parameters())
 
     def step() -> None:
@@ -123,6 +139,13 @@ def profile_training_step(
     with unchanged(model, optimizer):
         model.zero_grad(set_to_none=True)
         return benchmark_function(step, device=device_of(model, batch), **options)
+
+
+def _require_trainable(model: nn.Module, name: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise GnnlabError(f"{name} needs a torch.nn.Module, not {type(model).__name__}: wrap the function in a module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise GnnlabError(f"{name}: {type(model).__name__} has no parameters that want gradients: nothing to train")
 
 
 def _training_loss(model: nn.Module, batch: Any, loss_fn: Loss | None) -> torch.Tensor:

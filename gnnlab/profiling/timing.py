@@ -84,8 +84,9 @@ class Timing:
         return float(np.median(self.samples_ms))
 
     @cached_property
-    def ci_ms(self) -> tuple[float, float]:
-        return median_interval(self.samples_ms)
+    def ci_ms(self) -> tuple[float, float] | None:
+        """The 95 % interval of the median; None of fewer than six samples, whose extremes do not reach 95 %."""
+        return median_interval(self.samples_ms) if self.n >= LEAST_SAMPLES else None
 
     def percentile(self, q: int) -> float | None:
         """The q-th percentile in ms, or None below its sample floor (p90: 64, p95: 130, p99: 662)."""

@@ -4,11 +4,19 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gnnlab import profiling
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling import runtime
-from gnnlab.profiling.runtime import RuntimeProfiler, RuntimeStats, benchmark_function
+from gnnlab.profiling import memory, operators, races, roofline, runtime
+from gnnlab.profiling.runtime import (
+    RuntimeProfiler,
+    RuntimeStats,
+    benchmark_function,
+    profile_backward,
+    profile_forward,
+    profile_training_step,
+)
 
 
 class Counting(nn.Module):
@@ -123,3 +131,87 @@ def test_the_names_of_the_framework_load_when_they_are_asked_for():
         _ = profiling.profile_nothing
     code = "import sys, gnnlab.profiling.timing; print([m for m in ('torch', 'scipy.stats') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+# ---- the model is as before ------------------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+
+ENTRIES = {
+    "profile_forward": lambda model, x: profile_forward(model, x, num_runs=2, warmup_runs=1),
+    "profile_all": lambda model, x: RuntimeProfiler(model, num_runs=2, warmup_runs=1).profile_all(x),
+    "profile_backward": lambda model, x: profile_backward(model, x, num_runs=2, warmup_runs=1),
+    "profile_training_step": lambda model, x: profile_training_step(model, x, num_runs=2, warmup_runs=1),
+    "memory of a forward pass": lambda model, x: memory.MemoryProfiler(model).profile_forward(x),
+    "memory": memory.get_memory_breakdown,
+    "count": lambda model, x: roofline.count(model, (x,)),
+    "operators": lambda model, x: operators.profile_operators(model, (x,), runs=2),
+    "race": lambda model, x: races.race_forms({"a": model, "b": lambda x: model(x)}, {"x": x}, budget_s=0.01),
+    "training race": lambda model, x: races.race_forms({"a": model}, {"x": x}, mode="training", budget_s=0.01),
+}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_is_profiled_in_training_is_as_before(name, raises):
+    torch.manual_seed(0)
+    model, x = Normed().train(), 5 * torch.randn(8, 4) + 3
+    model.linear.weight.grad = torch.full((3, 4), 2.0)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    if raises:
+        model.norm.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises((ZeroDivisionError, GnnlabError)):
+            ENTRIES[name](model, x)
+    else:
+        ENTRIES[name](model, x)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert model.training and model.norm.training and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(model.linear.weight.grad, torch.full((3, 4), 2.0)) and model.linear.bias.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch, of a pass without gradients
+@pytest.mark.parametrize("checkpointed", [None, False, True])
+def test_a_model_with_checkpoints_is_profiled_whole(checkpointed):
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.inner(x) if checkpointed is None else checkpoint(self.inner, x, use_reentrant=checkpointed)
+
+    model, x = Deep(), torch.randn(8, 4)
+    parts = memory.get_memory_breakdown(model, x)
+    assert parts["gradients"] == pytest.approx(parts["parameters"]) and model.first.weight.grad is None
+    step = races.call_of(model, (x,), "training")
+    first, again = step().gradients, step().gradients
+    assert len(first) == 4 and all(torch.equal(first[one], again[one]) for one in first)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    raced = races.race_forms({"a": model, "b": Deep()}, (x,), mode="training", budget_s=0.02)
+    assert raced["b"].reason is None and raced["b"].parity_error == 0
+
+
+@pytest.mark.parametrize("runs", [1, 5])
+def test_few_runs_have_no_interval(runs):
+    stats = profile_forward(nn.Linear(2, 2), torch.ones(1, 2), num_runs=runs)
+    assert stats.ci is None and stats.to_dict()["ci"] is None and "no 95 % interval below six runs" in str(stats)
+    assert profile_forward(nn.Linear(2, 2), torch.ones(1, 2), num_runs=6).ci is not None
+
+
+@pytest.mark.parametrize("profile", [profile_backward, profile_training_step])
+def test_what_cannot_be_trained_is_refused_in_one_line(profile):
+    with pytest.raises(GnnlabError, match="nothing to train"):
+        profile(nn.ReLU(), torch.ones(1, 2))
+    with pytest.raises(GnnlabError, match=r"needs a torch\.nn\.Module, not function"):
+        profile(lambda x: x, torch.ones(1, 2))

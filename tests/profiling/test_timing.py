@@ -189,7 +189,7 @@ def test_percentiles_need_their_samples_and_a_stated_floor():
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=80))
+@given(st.lists(st.floats(1e-6, 1e6), min_size=6, max_size=80))
 def test_the_interval_of_a_median_holds_the_median_and_stays_within_the_samples(samples):
     low, high = median_interval(samples)
     assert min(samples) <= low <= np.median(samples) * (1 + 1e-12) and np.median(samples) * (1 - 1e-12) <= high
