@@ -121,7 +121,7 @@ def wanted_samples(samples: Sequence[float], target: float) -> int:
 def notes_on(samples: Sequence[float], target: float, budget_s: float, warm: bool) -> tuple[str, ...]:
     """What a reader should know of the samples of one form: not warm, drift, noise, an interval wider than wanted."""
     notes = () if warm else ("block medians still differed when the warm-up time was spent",)
-    return notes + _drift_note(samples) + noise_notes(samples, target, budget_s)
+    return notes + drift_note(samples) + noise_notes(samples, target, budget_s)
 
 
 def noise_notes(samples: Sequence[float], target: float, budget_s: float) -> tuple[str, ...]:
@@ -138,7 +138,8 @@ def noise_notes(samples: Sequence[float], target: float, budget_s: float) -> tup
     return tuple(notes)
 
 
-def _drift_note(samples: Sequence[float]) -> tuple[str, ...]:
+def drift_note(samples: Sequence[float], what: str = "samples took") -> tuple[str, ...]:
+    """A note where the last third of the samples lies wholly beside the first, by more than `_DRIFT`."""
     third = len(samples) // 3
     if third < 5:
         return ()
@@ -146,7 +147,7 @@ def _drift_note(samples: Sequence[float]) -> tuple[str, ...]:
     (low_1, high_1), (low_2, high_2) = order_interval(first), order_interval(last)
     change = float(np.median(last) / np.median(first)) - 1
     if abs(change) > _DRIFT and (low_2 > high_1 or high_2 < low_1):
-        return (f"drift: the last third of the samples took {change:+.0%} against the first",)
+        return (f"drift: the last third of the {what} {change:+.0%} against the first",)
     return ()
 
 

@@ -27,6 +27,7 @@ from .sampling import (
     TARGET,
     Clock,
     Sampler,
+    drift_note,
     noise_notes,
     notes_on,
     steal_note,
@@ -179,7 +180,8 @@ def race(
         stolen = steal_note(steal, clock() - started)
     timings = {}
     for name, sampler, times, warm_up in zip(names, samplers, table.T, spent, strict=True):
-        notes = noise_notes(table[:, 0] / times, target, budget_s) + stolen if timings else ()
+        ratios = table[:, 0] / times
+        notes = drift_note(ratios, "ratios is at") + noise_notes(ratios, target, budget_s) + stolen if timings else ()
         timings[name] = Timing(tuple(times.tolist()), sampler.calls, warm_up, notes)
     return timings
 

@@ -68,6 +68,15 @@ def test_drift_and_noise_are_noted_and_a_steady_machine_has_no_note(machine, bud
     assert all(any(word in note for note in notes) for word in words) and bool(notes) is bool(words), notes
 
 
+@pytest.mark.parametrize("later_ms", [1.0, 1.5])
+def test_a_ratio_that_drifts_within_a_race_is_noted(later_ms):
+    machine = Machine(1, spread=0.05, spikes=0)
+    first, later = machine.form(1.0), machine.form(later_ms)
+    forms = {"base": machine.form(1.0), "mine": lambda: (first if machine.now < 0.6 else later)()}
+    notes = timing.race(forms, clock=machine.clock, budget_s=1.0, target=0.001)["mine"].notes
+    assert any("drift: the last third of the ratios" in note for note in notes) == (later_ms > 1), notes
+
+
 def test_sampling_stops_when_the_interval_is_narrow_enough_and_not_before():
     quiet, noisy = Machine(3, spread=0.001, spikes=0), Machine(3, spread=0.1, spikes=0)
     few = timing.measure(quiet.form(1.0), clock=quiet.clock, budget_s=60)
