@@ -37,6 +37,7 @@ class Compiled:
     stores what it compiles itself."""
 
     seconds = triton_seconds = 0.0
+    passes = 0  # that ran: whoever counts torch's operators does not see them
     fresh = 0  # compiled here
     stored = True
 
@@ -52,6 +53,7 @@ class Rows(NamedTuple):
 
 def passes_for(x: Tensor) -> ModuleType:
     """The passes over edges for tensors on this device; numba is loaded with the first one."""
+    Compiled.passes += 1
     return backends.triton_for(x) or importlib.import_module("gnnswap.fused_numba")
 
 

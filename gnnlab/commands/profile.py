@@ -198,13 +198,18 @@ def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     flops = counted.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False)
     report = {"total_gflops": counted.flops / 1e9, "breakdown": (flops / 1e9).to_dict()}
     report |= {"gb_moved": counted.bytes / 1e9, "coverage_of_bytes": counted.coverage_bytes}
+    lacking = ", ".join(counted.uncounted)
+    if lacking:
+        report["not_counted"] = lacking
     try:
         estimate = FLOPsEstimator(workload.model).estimate(workload.graph.num_nodes, workload.graph.num_edges)
         parts = {name: flops / 1e9 for name, flops in estimate.breakdown.items()}
         report["formulas"] = {"total_gflops": estimate.total / 1e9, "breakdown": parts}
     except OneLineError as error:
         report["formulas"] = {"not_applicable": str(error)}
-    return report, _flat(report)
+    return report, _flat(report).rename(
+        {"total_gflops": f"total_gflops, at least: without {lacking}"} if lacking else {}
+    )
 
 
 def _flat(report: dict[str, Any]) -> pd.Series:

@@ -61,6 +61,13 @@ def cost(func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) ->
     return Cost(kind, flops, matrix or 0, *_traffic(kind, func, bound, output))
 
 
+def surely_computes(operator: str) -> bool:
+    """Is an operator that no rule knows one of those that are made to compute: a recurrent layer, a convolution, a
+    product, attention, or an operator of somebody's own, as the kernels of gnnswap are within torch.compile?"""
+    namespace, _, name = operator.partition("::")
+    return namespace != "aten" or any(word in name for word in _COMPUTING)
+
+
 @cache
 def kind_of(func: torch._ops.OpOverload) -> str:
     """free, fill, move, gather, scatter, bag, matrix, softmax, norm, reduce, elementwise or unknown."""
@@ -93,11 +100,13 @@ def _words(text: str) -> frozenset[str]:
 
 _FREE = _words(
     "_unsafe_view _reshape_alias view_as_real lift lift_fresh detach alias empty empty_like empty_strided new_empty "
-    "new_empty_strided _efficientzerotensor resize resize_as set split split_with_sizes unbind chunk squeeze unsqueeze "
+    "new_empty_strided _efficientzerotensor resize resize_as set split split_with_sizes unsafe_split "
+    "unsafe_split_with_sizes unsafe_chunk unbind chunk squeeze unsqueeze "
     "transpose t swapaxes as_strided _local_scalar_dense is_same_size _assert_async _assert_scalar is_pinned "
     "_assert_tensor_metadata is_coalesced _nnz _dimI _dimV sparse_dim dense_dim crow_indices col_indices ccol_indices "
     "row_indices values indices _values _indices _coalesced set_data record_stream"
 )
+_COMPUTING = ("rnn", "lstm", "gru", "conv", "mm", "matmul", "linear", "attention")
 _MATRIX = _words("mv addmv dot vdot _sparse_addmm _sparse_mm_reduce_impl _scaled_dot_product_flash_attention_for_cpu")
 _NAMED: dict[str, frozenset[str]] = {
     "fill": _words(
@@ -168,6 +177,8 @@ def _floating(tensor: torch.Tensor | None) -> int:
 def _matrix_flops(func: Any, args: tuple, kwargs: dict, output: Any, sparse: bool) -> int | None:
     """FLOPs of the matrix products alone; None where no formula fits (the product of two sparse matrices)."""
     name = base_name(func)
+    if isinstance(output, torch.Tensor) and not (output.is_floating_point() or output.is_complex()):
+        return 0  # of whole numbers: no floating-point operation
     if name == "_scaled_dot_product_flash_attention_for_cpu":
         return sdpa_flop_count(*(t.shape for t in args[:3]))
     if sparse:
@@ -186,18 +197,22 @@ def _beside_matrix(name: str, args: tuple, output: Any) -> int:
     if "scaled_dot_product" in name:
         query, key = args[:2]
         return 5 * prod(query.shape[:-1]) * key.shape[-2]
-    return output.numel() if name in ("addmm", "baddbmm", "addmv", "_sparse_addmm") else 0
+    return _floating(output) if name in ("addmm", "baddbmm", "addmv", "_sparse_addmm") else 0
 
 
 def _sparse_flops(name: str, args: tuple) -> int | None:
     """2 FLOPs for each stored value and column: sparse times dense."""
-    left, right = args[1:3] if name in ("addmm", "_sparse_addmm") else args[:2]
+    left, right = args[1:3] if name in ("addmm", "addmv", "_sparse_addmm", "baddbmm") else args[:2]
     if right.layout is torch.strided:
-        columns = right.shape[1] if right.dim() == 2 else 1
-        return 2 * left._nnz() * columns
+        return 2 * _stored(left) * (right.shape[-1] if right.dim() > 1 else 1)
     if left.layout is torch.strided:
-        return 2 * right._nnz() * left.shape[0]
+        return 2 * _stored(right) * (left.shape[-2] if left.dim() > 1 else 1)
     return None
+
+
+def _stored(matrix: torch.Tensor) -> int:
+    """Values that a sparse matrix stores, of all matrices of a batch; those of blocks count one by one."""
+    return (matrix._values() if matrix.layout is torch.sparse_coo else matrix.values()).numel()
 
 
 def _traffic(kind: str, func: torch._ops.OpOverload, bound: Mapping[str, Any], output: Any) -> tuple[int, int, int]:

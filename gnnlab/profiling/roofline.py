@@ -28,10 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.machine import cache_bytes
+from gnnswap.fused import Compiled
 from gnnswap.inputs import call
 
 from .context import Conditions, unchanged
-from .costs import Cost, cost
+from .costs import Cost, cost, surely_computes
 from .tensors import cpu_or_cuda, device_name
 from .timing import race
 
@@ -47,9 +48,11 @@ _TARGET = 0.001  # of the intervals of the race, so that it lasts as long as the
 @dataclass(frozen=True)
 class Count:
     """What was counted. `records` has a row for each kind of call: operator, calls, and of one call kind ("unknown":
-    its FLOPs are not known), flops, matrix_flops, bytes_read, bytes_written, bytes, working_set."""
+    its FLOPs are not known), flops, matrix_flops, bytes_read, bytes_written, bytes, working_set. `passes`: how many
+    compiled passes of gnnswap ran, which are no operators of torch: their FLOPs and bytes are not in it."""
 
     records: pd.DataFrame
+    passes: int = 0
 
     def _sum(self, column: str) -> int:
         return int((self.records[column] * self.records["calls"]).sum())
@@ -75,6 +78,13 @@ class Count:
         return 1 - float((unknown["bytes"] * unknown["calls"]).sum()) / self.bytes if self.bytes else 1.0
 
     @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Operators that surely compute and whose FLOPs no rule knows: where there are any, `flops` is "at least"."""
+        unknown = self.records[self.records["kind"] == "unknown"]
+        names = [name for name in dict.fromkeys(unknown["operator"]) if surely_computes(name)]
+        return (*names, *["compiled passes of gnnswap"] * bool(self.passes))
+
+    @property
     def operators(self) -> pd.DataFrame:
         """Operators, the one that moves most bytes first: operator, calls, flops, matrix_flops, bytes_read,
         bytes_written and bytes of all calls, working_set of the largest, covered (are its FLOPs known?)."""
@@ -91,7 +101,7 @@ def count(work: nn.Module | Callable[..., Any], batch: Any = ()) -> Count:
     A module is called without gradients, in the mode that it is in, a function as it is. Attention that torch may fuse
     in eval mode is counted operator by operator.
     """
-    counter = _Counter()
+    counter, passes = _Counter(), Compiled.passes
     gradients = torch.no_grad() if isinstance(work, nn.Module) else nullcontext()
     with (
         unchanged(work, trains=False),
@@ -105,7 +115,7 @@ def count(work: nn.Module | Callable[..., Any], batch: Any = ()) -> Count:
         for (operator, each), calls in counter.records.items()
     ]
     columns = ["operator", "calls", *(field.name for field in fields(Cost)), "bytes"]
-    return Count(pd.DataFrame(rows, columns=columns))
+    return Count(pd.DataFrame(rows, columns=columns), Compiled.passes - passes)
 
 
 def fuses_attention(model: nn.Module) -> bool:

@@ -1,14 +1,18 @@
 """Counts of operators, FLOPs and bytes against numbers worked out by hand, and against torch's own counter."""
 
+import warnings
+
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
-from torch_geometric.nn import GATConv, GINConv, GPSConv, SAGEConv
+from torch_geometric.nn import GATConv, GINConv, GINEConv, GPSConv, GraphSAGE, SAGEConv
 
+from gnnlab.profiling import roofline
 from gnnlab.profiling.roofline import count
+from gnnswap import swap
 
 N, E, FEATURES = 6, 20, 8
 
@@ -158,3 +162,42 @@ def test_inference_mode_counts_as_no_grad_does_and_a_compiled_model_in_its_eager
     model = GPSConv(FEATURES, SAGEConv(FEATURES, FEATURES), heads=2).eval()
     for other in (torch.inference_mode()(lambda *inputs: model(*inputs)), torch.compile(model)):
         pd.testing.assert_frame_equal(count(other, graph).operators, count(model, graph).operators)
+
+
+def test_sparse_products_count_the_values_that_are_stored():
+    torch.manual_seed(0)
+    dense = (torch.rand(20, 28) < 0.2).float() * torch.randn(20, 28)
+    stored, wide = int((dense != 0).sum()), torch.randn(28, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # sparse tensors are called a beta
+        csr, coo, blocks = dense.to_sparse_csr(), dense.to_sparse(), dense.to_sparse_bsr((4, 4))
+        both = torch.stack([dense, dense]).to_sparse()
+    in_blocks = blocks.values().numel()
+    products = {
+        "addmv": (lambda: torch.addmv(torch.zeros(20), csr, wide[:, 0]), stored, 2 * stored + 20),
+        "csr": (lambda: csr @ wide, 7 * stored, 2 * 7 * stored),
+        "coo": (lambda: coo @ wide, 7 * stored, 2 * 7 * stored),
+        "from the left": (lambda: torch.randn(5, 20) @ csr, 5 * stored, 2 * 5 * stored),
+        "blocks": (lambda: blocks @ wide, 7 * in_blocks, 2 * 7 * in_blocks),
+        "a batch": (lambda: torch.bmm(both, torch.randn(2, 28, 7)), 2 * 7 * stored, 2 * 2 * 7 * stored),
+    }
+    for name, (run, multiplied, flops) in products.items():
+        counted = roofline.count(run)
+        assert (counted.matrix_flops, counted.flops) == (2 * multiplied, flops), name
+
+
+def test_products_of_whole_numbers_are_no_floating_point_operations():
+    ones = torch.ones(5, 5, dtype=torch.int64)
+    assert roofline.count(lambda: ones @ ones).flops == 0
+
+
+def test_what_surely_computes_and_is_not_counted_is_named():
+    x, edge_index = torch.randn(50, 16), torch.randint(50, (2, 200))
+    plain, recurrent = (GraphSAGE(16, 16, 2, 7, jk=jk).eval() for jk in (None, "lstm"))
+    assert roofline.count(plain, (x, edge_index)).uncounted == ()
+    assert any("rnn" in name for name in roofline.count(recurrent, (x, edge_index)).uncounted)
+    gine = GINEConv(torch.nn.Linear(16, 16), edge_dim=4)
+    batch = x, edge_index, torch.randn(200, 4)
+    assert roofline.count(gine, batch).uncounted == ()
+    fast = swap(gine, batch, measure=False).model
+    assert roofline.count(fast, batch).uncounted == ("compiled passes of gnnswap",)
