@@ -64,7 +64,7 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
         kill = partial(strike, process, redis)
         counts = CLIENT.count_unright(together, f"{url}/predict", places, kill, each=600)
         assert (counts["requests"], counts["strikes"], counts[UNRIGHT]) == (600, 1, 0)
-        assert 0 < counts["connections broken, sent again"] <= 60
+        assert counts["connections broken, sent again"] <= 60  # none, where the dead one had no request just then
         assert value(get(f"{url}/metrics"), "predictions_total") >= 600  # those of the dead one are counted on
         workers = process.children()
         assert len(workers) == 3  # the dead one is replaced; one of the three is multiprocessing's own
