@@ -42,6 +42,14 @@ def forget() -> None:
     _GRAPHS.forget()
 
 
+def _graph_of(edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
+    """The sorted edges; while a CUDA graph is captured, which will read them, all that is there is kept for good."""
+    graph = _GRAPHS.get(edge_index, num_nodes, num_sources)
+    if edge_index.is_cuda and backends.capturing():
+        _CAPTURED.extend(cuda_tensors(_GRAPHS))
+    return graph
+
+
 class Traced:
     """Stands for the prepared graph of a layer while it is traced."""
 
@@ -77,12 +85,10 @@ def _aggregated(
 ) -> Tensor:
     x = tensors[0]
     if spec == NEIGHBOUR_SUM:
-        return weighted_sum(x, _GRAPHS.get(edge_index, shape[0], x.shape[0]), *tensors[1:])
-    if backends.capturing():
-        _CAPTURED.extend(cuda_tensors(_GRAPHS))
+        return weighted_sum(x, _graph_of(edge_index, shape[0], x.shape[0]), *tensors[1:])
     form, options, kernel = _read(spec)
     with torch.inference_mode(False):
-        prepared = form.prepared(options, _GRAPHS.get(edge_index, x.shape[0]), values, x.dtype, kernel)
+        prepared = form.prepared(options, _graph_of(edge_index, x.shape[0], x.shape[0]), values, x.dtype, kernel)
     if prepared is None:
         raise SwapError(f"{form.name} within torch.compile: its {form.values} do not fit its options")
     return prepared(x) if form.attend is None else form.attend(options, tensors, prepared)
@@ -221,7 +227,7 @@ def neighbour_sum(
     if torch.compiler.is_compiling():
         tensors = [x] if weight is None else [x, weight]
         return aggregate(tensors, edges, None, NEIGHBOUR_SUM, [nodes, x.shape[1]])
-    return weighted_sum(x, _GRAPHS.get(edges, nodes, x.shape[0]) if graph is None else graph, weight)
+    return weighted_sum(x, _graph_of(edges, nodes, x.shape[0]) if graph is None else graph, weight)
 
 
 def _checked(x: Tensor, edge_index: Tensor, weight: Tensor | None, num_nodes: int | None) -> int:

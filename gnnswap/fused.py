@@ -53,7 +53,6 @@ class Rows(NamedTuple):
 
 def passes_for(x: Tensor) -> ModuleType:
     """The passes over edges for tensors on this device; numba is loaded with the first one."""
-    Compiled.passes += 1
     return backends.triton_for(x) or importlib.import_module("gnnswap.fused_numba")
 
 

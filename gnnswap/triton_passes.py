@@ -58,12 +58,13 @@ def launch(
 ) -> None:
     """Run a kernel, whose arguments are `tensors`, `numbers`, the type of sums, and `constants`, in this order.
 
-    kernel[grid](...) binds, specializes and hashes all arguments in each call, 40 to 60 us on an H100's host, where an
-    operator of torch takes 8. So what it compiled is kept, under all that the code depends on, and called with the
-    addresses of the tensors.
+    kernel[grid](...) binds, specializes and hashes all arguments in each call. So what it compiled is kept, under all
+    that the code depends on, and called with the addresses of the tensors: a sum takes 27 us of an H100's host, where
+    an embedding bag takes 23 and an addition 12.
     """
     if 0 in grid:
         return
+    Compiled.passes += 1
     device = next(one for one in tensors if one is not None).get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
