@@ -65,12 +65,11 @@ class State:
     """What a fast layer knows beside its parameters.
 
     `direct`: is its form equal, by the kind of call (`_kind`); None where an option of the layer rules it out.
-    `sums`: by device and kernel, over which argument of `propagate` one sum is equal, or ON_NODES where a linear layer
-    on nodes is; "" where nothing is. What was compared on one device says nothing of another: there the layer is
+    `sums`: by type of device and kernel, over which argument of `propagate` one sum is equal, or ON_NODES where a
+    linear layer on nodes is; "" where nothing is. What was compared on a CPU says nothing of a GPU: there the layer is
     compared again. `kernel`: what computes sums with fixed weights (`NeighbourSum.kernel`), and `by_kernel`: are there
-    any? `last_device`: where a form was last asked for. `nonlinear`: modes, training
-    or not, in which the message did what no sum can. `why`: what the comparisons found wrong. `record`: what the form
-    was compared under.
+    any? `last_device`: where a form was last asked for. `nonlinear`: modes, training or not, in which the message did
+    what no sum can. `why`: what the comparisons found wrong. `record`: what the form was compared under.
     """
 
     def __init__(self, layer: MessagePassing, caches: Caches) -> None:
