@@ -1,14 +1,14 @@
 """gnnlab: what a graph neural network costs on your machine, and what makes it faster.
 
-optimize                every step that makes a model faster, proven and raced in several processes
 race_forms              two or more functions: equal results first, then times, ratios and intervals
 require_equal           raises where results differ by more than a tolerance
 profile_forward         time of a forward pass
 profile_training_step   time of a forward and backward pass
 profile_memory_usage    peak memory of a call
 profile_operators       which operators take the time
-profiling.estimates     intervals: median, ratio, share
-profiling.roofline      FLOPs and bytes of a model, and the least time they take on this machine
+optimize.search         every step that makes a model faster, proven and raced in several processes
+measure.estimates       intervals: median, ratio, share
+profile.roofline        FLOPs and bytes of a model, and the least time they take on this machine
 Lab                     rows, figures and claims of a notebook; needs pip install 'gnnlab[lab]'
 """
 
@@ -19,13 +19,12 @@ from typing import Any
 __version__ = "0.1.0"
 _MODULE_OF = {
     "Lab": "gnnlab.lab.session",
-    "optimize": "gnnlab.rewrite.optimize",
-    "profile_forward": "gnnlab.profiling.runtime",
-    "profile_memory_usage": "gnnlab.profiling.memory",
-    "profile_operators": "gnnlab.profiling.operators",
-    "profile_training_step": "gnnlab.profiling.runtime",
-    "race_forms": "gnnlab.profiling.races",
-    "require_equal": "gnnlab.profiling.races",
+    "profile_forward": "gnnlab.profile.runtime",
+    "profile_memory_usage": "gnnlab.profile.memory",
+    "profile_operators": "gnnlab.profile.operators",
+    "profile_training_step": "gnnlab.profile.runtime",
+    "race_forms": "gnnlab.measure.race",
+    "require_equal": "gnnlab.measure.race",
 }
 __all__ = sorted(name for name in _MODULE_OF if name != "Lab" or find_spec("IPython"))
 

@@ -16,10 +16,11 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 PACKAGE, SWAP = ROOT / "gnnlab", ROOT / "gnnswap"
 SWAP_NEEDS = ("torch", "torch-geometric", "numpy", "scipy", "numba")
-SHARED = {"workloads", "profiling"}
+SHARED = {"workloads", "measure", "profile"}
 ALLOWED = {
     "workloads": {"workloads"},
-    "profiling": {"profiling"},
+    "measure": {"measure"},
+    "profile": {"profile", "measure"},
     "training": {"training", *SHARED},
     "export": {"export", *SHARED},
     "units": {"units", "export", *SHARED},
@@ -28,8 +29,8 @@ ALLOWED = {
     "planning": {"planning", "prediction", "campaign", "units", "export", *SHARED},
     "inference": {"inference", *SHARED},
     "serving": {"serving", "inference", *SHARED},
-    "rewrite": {"rewrite", *SHARED},
-    "lab": {"lab", "profiling"},
+    "optimize": {"optimize", *SHARED},
+    "lab": {"lab", "measure", "profile"},
 }
 TOP = {
     "__version__",

@@ -5,7 +5,7 @@ Each call compares all weights with copies of them: that is most of its time.
 
 import copy
 
-from gnnlab.rewrite.steps import constant_output
+from gnnlab.optimize.steps import constant_output
 from gnnlab.workloads import graphs, models
 
 before = models.build("symptom_gat", graphs.of_size("58/776", 64)).model.eval()

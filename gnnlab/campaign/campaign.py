@@ -31,7 +31,7 @@ from gnnlab.campaign.checkpoints import Record, record
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
 from gnnlab.files import digest, locked, write_atomically
-from gnnlab.profiling import timing
+from gnnlab.measure import timing
 from gnnlab.progress import progress
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability

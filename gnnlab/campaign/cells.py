@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.profiling import timing
-from gnnlab.profiling.context import Conditions
-from gnnlab.profiling.estimates import LEAST_SAMPLES, median_interval
+from gnnlab.measure import timing
+from gnnlab.measure.conditions import Conditions
+from gnnlab.measure.estimates import LEAST_SAMPLES, median_interval
 from gnnlab.units.registry import find
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
 from gnnlab.worker import Worker

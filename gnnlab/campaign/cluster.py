@@ -23,7 +23,7 @@ from gnnlab.campaign.campaign import package_digest
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
 from gnnlab.campaign.checkpoints import Record, record
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.profiling.timing import stopwatch
+from gnnlab.measure.timing import stopwatch
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 from gnnlab.worker import KEEP_MEMORY, Worker

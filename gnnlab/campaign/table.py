@@ -19,7 +19,7 @@ import pandas as pd
 from gnnlab.campaign import sizes
 from gnnlab.campaign.cells import layer_of
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import (
+from gnnlab.measure.estimates import (
     CONFIDENCE,
     LEAST_SAMPLES,
     Estimate,
@@ -27,7 +27,7 @@ from gnnlab.profiling.estimates import (
     over_clusters,
     quotient,
 )
-from gnnlab.profiling.sampling import TARGET
+from gnnlab.measure.sampling import TARGET
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 

@@ -22,9 +22,9 @@ from .arguments import add_json, count, existing_file, seconds
 from .tables import show, warn_if_busy
 
 if TYPE_CHECKING:
+    from gnnlab.check import CheckedClaim, ClaimPart
     from gnnlab.lab.claims import Verdict
-    from gnnlab.profiling.estimates import Estimate
-    from gnnlab.rewrite.claim_file import CheckedClaim, ClaimPart
+    from gnnlab.measure.estimates import Estimate
 
 OK, REFUTED, INCONCLUSIVE = 0, 1, 3
 
@@ -45,8 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Race what the file claims, judge it, print it; the exit code is that of the worst part."""
+    from gnnlab import check as claim_file
     from gnnlab.lab.claims import Verdict
-    from gnnlab.rewrite import claim_file
 
     path = Path(arguments.file)
     claim_file.require_file(path)

@@ -28,8 +28,8 @@ from .tables import show, table, warn_if_busy
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gnnlab.profiling.estimates import Estimate
-    from gnnlab.rewrite.optimize import Optimized
+    from gnnlab.measure.estimates import Estimate
+    from gnnlab.optimize.search import Optimized
 
 FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says nothing
 
@@ -49,8 +49,8 @@ def run(arguments: Namespace) -> int:
     from gnnlab.user_code import require
 
     require(arguments.model)
-    from gnnlab.rewrite import written
-    from gnnlab.rewrite.optimize import optimize
+    from gnnlab.optimize import written
+    from gnnlab.optimize.search import optimize
 
     out = Path(arguments.out) if arguments.out else None
     if out:
@@ -105,7 +105,7 @@ def _table(report: Optimized) -> Table:
 
 def _gain_text(gain: Estimate) -> str:
     """The gain with its interval, and whether that holds 1; of one whose ends are far apart the middle says nothing."""
-    from gnnlab.rewrite import written
+    from gnnlab.optimize import written
 
     text = written.gain_text(gain)
     if gain.low is None or not gain.low <= 1 <= gain.high:
@@ -115,9 +115,9 @@ def _gain_text(gain: Estimate) -> str:
 
 def sentences(report: Optimized) -> list[str]:
     """The result, for a reader."""
-    from gnnlab.rewrite import written
-    from gnnlab.rewrite.optimize import OPEN, STOPPED
-    from gnnlab.rewrite.steps import FAST_LAYERS
+    from gnnlab.optimize import written
+    from gnnlab.optimize.search import OPEN, STOPPED
+    from gnnlab.optimize.steps import FAST_LAYERS
 
     lines = list(written.result(report)) if report.plan else []
     if not report.plan:

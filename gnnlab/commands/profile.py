@@ -78,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Profile what the options ask for: each section shown when it is done, or all of them as JSON at the end."""
-    from gnnlab.profiling.timing import stopwatch
+    from gnnlab.measure.timing import stopwatch
     from gnnlab.user_code import guarded, require
 
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
@@ -88,7 +88,7 @@ def run(arguments: Namespace) -> int:
         raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
     if foreign := ":" in arguments.model:
         require(arguments.model)
-    from gnnlab.profiling.context import ProfilingContext
+    from gnnlab.measure.restore import ProfilingContext
 
     n = arguments.num_nodes
     workload = _built(arguments, f"random:nodes={n},edges={5 * n},seed=42" if n else arguments.graph)
@@ -130,8 +130,8 @@ def _about(workload: Workload) -> dict[str, Any]:
     """When, on what hardware, and which model, as S1's JSON has them."""
     import torch
 
-    from gnnlab.profiling.context import products
-    from gnnlab.profiling.tensors import device_name, device_of
+    from gnnlab.measure.conditions import products
+    from gnnlab.measure.tensors import device_name, device_of
 
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     parameters = list(workload.model.parameters())
@@ -165,8 +165,8 @@ Section = tuple[dict[str, Any], "pd.DataFrame | pd.Series | str"]  # for JSON; t
 def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     import pandas as pd
 
-    from gnnlab.profiling import survey
-    from gnnlab.profiling.runtime import RuntimeStats
+    from gnnlab.profile import survey
+    from gnnlab.profile.runtime import RuntimeStats
 
     rows = survey.times([workload], num_runs=arguments.num_runs, budget_s=share_s / 5).itertuples()  # four phases
     report = {row.phase.replace(", ", " ").replace(" ", "_"): RuntimeStats(row.samples).to_dict() for row in rows}
@@ -178,7 +178,7 @@ def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
 
 def _memory(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
-    from gnnlab.profiling.memory import get_memory_breakdown
+    from gnnlab.profile.memory import get_memory_breakdown
 
     mib = get_memory_breakdown(workload.model, workload.batch)
     resident = {name: mib.pop(name) for name in ("parameters", "buffers", "input")}
@@ -191,8 +191,8 @@ def _memory(workload: Workload, arguments: Namespace, share_s: float) -> Section
 
 def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """Counted by operator, and by S1's formulas by component where they apply; each breakdown adds up to its total."""
-    from gnnlab.profiling.flops import FLOPsEstimator
-    from gnnlab.profiling.roofline import count
+    from gnnlab.profile.flops import FLOPsEstimator
+    from gnnlab.profile.roofline import count
 
     counted = count(workload.model, workload.batch)
     flops = counted.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False)
@@ -222,7 +222,7 @@ def _flat(report: dict[str, Any]) -> pd.Series:
 
 def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """From the sizes of notebook 01; models that are built on a graph are built anew on each size."""
-    from gnnlab.profiling import survey
+    from gnnlab.profile import survey
 
     varied: dict[str, list[Any]] = {"nodes": _NODES}
     if workload.name == "graph_transformer":
@@ -240,8 +240,8 @@ def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
 
 
 def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Section:
-    from gnnlab.profiling.operators import profile_operators
-    from gnnlab.profiling.timing import stopwatch
+    from gnnlab.measure.timing import stopwatch
+    from gnnlab.profile.operators import profile_operators
 
     with stopwatch() as first:
         profile_operators(workload.model, workload.batch, runs=2)

@@ -54,9 +54,9 @@ def _training(before: Any, after: Any, batch: Any) -> str:
     import numpy as np
 
     from gnnlab.lab.text import error_text, gain_text
-    from gnnlab.profiling.context import ProfilingContext
-    from gnnlab.profiling.memory import profile_memory_usage
-    from gnnlab.profiling.races import call_of, race_forms
+    from gnnlab.measure.race import call_of, race_forms
+    from gnnlab.measure.restore import ProfilingContext
+    from gnnlab.profile.memory import profile_memory_usage
 
     forms = {"before": before, "after": after}
     with ProfilingContext(before), ProfilingContext(after):

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gnnlab.errors import Unavailable
 from gnnlab.inference.states import NetworkArrays
-from gnnlab.profiling import estimates
-from gnnlab.profiling.context import row_of
-from gnnlab.profiling.races import comparable
+from gnnlab.measure import estimates
+from gnnlab.measure.conditions import row_of
+from gnnlab.measure.race import comparable
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_networks import State
 from gnnswap.errors import one_line

@@ -16,7 +16,7 @@ from string import Formatter
 from typing import Any
 
 from gnnlab import machine
-from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.measure.estimates import CONTROL, Estimate
 
 from .claims import NO_GAIN_BELOW, RATIOS, Verdict
 from .ledger import Judged

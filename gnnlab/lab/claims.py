@@ -22,8 +22,8 @@ import yaml
 from pydantic import AllowInfNan, Field, model_validator
 
 from gnnlab.errors import GnnlabError, Untestable
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import CONTROL, Estimate
 
 from .table import Interval, Row, Strict, Table
 from .text import format_value

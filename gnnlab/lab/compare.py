@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import Estimate
 
 from . import provenance, results
 from .results import ResultFile

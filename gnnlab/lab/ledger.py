@@ -19,8 +19,8 @@ import numpy as np
 
 from gnnlab.errors import Untestable
 from gnnlab.files import read_json
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import Estimate
 
 from . import results
 from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, cell_ratio, documents, evaluate, verdict

@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.stats import gmean
 
 from gnnlab.errors import Untestable
-from gnnlab.profiling import estimates
+from gnnlab.measure import estimates
 
 from .claims import catalogue, evaluate
 from .table import Table

@@ -21,8 +21,8 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap, LogNorm
 from matplotlib.figure import Figure
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import Estimate
-from gnnlab.profiling.roofline import Ceilings
+from gnnlab.measure.estimates import Estimate
+from gnnlab.profile.roofline import Ceilings
 
 from . import plot_style as style
 from .plot_style import INK, MUTED, STAR, SURFACE, styled

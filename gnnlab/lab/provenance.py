@@ -52,7 +52,7 @@ def state() -> dict[str, Any]:
     """What of the environment changes while a notebook runs."""
     import torch
 
-    from gnnlab.profiling.context import products
+    from gnnlab.measure.conditions import products
 
     return {
         "threads": torch.get_num_threads(),

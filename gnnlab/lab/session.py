@@ -29,8 +29,8 @@ from IPython.display import HTML, Image, Markdown, display
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import CONTROL
 from gnnlab.progress import progress
 from gnnswap.errors import one_line
 
@@ -107,13 +107,13 @@ class Lab:
         `budget_s` is the sampling time of one cell, `precision` what forms compute in, `device` where: unless it is
         named, where the tensors are that go in and out. The rows of a form say what the form says of itself
         (`context.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`. A form that raises
-        `Unavailable` is one, and no failure. `options` are those of `profiling.races.race_forms`: tolerance, mode, per.
+        `Unavailable` is one, and no failure. `options` are those of `measure.race.race_forms`: tolerance, mode, per.
 
         `purpose` says what the forms are alternatives for, as "attention over {nodes} nodes" with the keys of a cell: a
         line of the table with which the report opens. A race without one is no choice of a reader's.
         """
-        from gnnlab.profiling.context import row_of
-        from gnnlab.profiling.races import race_forms  # torch, heavy
+        from gnnlab.measure.conditions import row_of
+        from gnnlab.measure.race import race_forms  # torch, heavy
 
         names, baseline = [key] if isinstance(key, str) else list(key), next(iter(forms))
         if purpose:
@@ -219,7 +219,7 @@ class Lab:
         """
         import torch
 
-        from gnnlab.profiling import context
+        from gnnlab.measure import conditions
 
         device = str(fields.get("device", "cpu"))
         bare = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device)
@@ -228,7 +228,7 @@ class Lab:
             names = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
             device = f"{kind} {names[at]}" if at < len(names) else kind
         threads = torch.get_num_threads() if device.startswith("CPU") else 0
-        precision = f"float32{self._products(context.products(), device)}"
+        precision = f"float32{self._products(conditions.products(), device)}"
         of_torch = {"runtime": f"torch {torch.__version__}", "precision": precision, "threads": threads}
         return {**of_torch, **fields, "device": device}
 

@@ -20,7 +20,7 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling.estimates import CONTROL, Estimate
+from gnnlab.measure.estimates import CONTROL, Estimate
 
 from . import advice, plots, text
 from .plot_style import MAX_SERIES

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gnnlab.errors import GnnlabError, first_wrong
 from gnnlab.files import write_atomically
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import Estimate
 
 
 class Origin(StrEnum):

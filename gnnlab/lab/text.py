@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.measure.estimates import Estimate
 
 Bounds = tuple[float | None, float | None]
 

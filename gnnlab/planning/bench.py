@@ -34,6 +34,8 @@ from gnnlab import machine
 from gnnlab.campaign.cells import Cell, Settings, measure, model_for
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.export.padding import Feed
+from gnnlab.measure import timing
+from gnnlab.measure.race import RTOL_FLOAT32, require_equal
 from gnnlab.openvino_core import HINTS, openvino_core
 from gnnlab.planning.costs import Costs
 from gnnlab.planning.execution import Executor, Tensors, carry_out, plain, size_of
@@ -42,8 +44,6 @@ from gnnlab.planning.plans import Plan, parse
 from gnnlab.planning.steps import flow
 from gnnlab.planning.unit_processes import UnitProcesses
 from gnnlab.prediction.predictor import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction
-from gnnlab.profiling import timing
-from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.units import registry
 from gnnlab.workloads.graphsage import inputs_of, random_inputs
 

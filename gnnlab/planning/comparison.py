@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import CONFIDENCE, CONTROL
 from gnnlab.planning.bench import EXPORTED, PEERS, Trial, conditions_of
 from gnnlab.planning.plans import Plan, parse
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONFIDENCE, CONTROL
 
 ONE_UNIT = "over plans of one unit"
 ALL_PEERS = f"{ONE_UNIT} and OpenVINO's own ways"

@@ -30,12 +30,12 @@ import torch
 
 from gnnlab.campaign.cells import Cell, layer_of, load
 from gnnlab.errors import GnnlabError
+from gnnlab.measure.race import RTOL_FLOAT32, require_equal
 from gnnlab.planning.costs import Costs, Span
 from gnnlab.planning.planner import conditions
 from gnnlab.planning.plans import Block, Plan
 from gnnlab.planning.steps import SEGMENTS, block_of, spans_of, whole_until, window
 from gnnlab.planning.unit_processes import UnitProcesses, tell, wait_for
-from gnnlab.profiling.races import RTOL_FLOAT32, require_equal
 from gnnlab.units import registry
 from gnnlab.worker_process import pin
 from gnnlab.workloads.staged import NODES, StagedLayer

@@ -24,11 +24,11 @@ import pandas as pd
 
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
+from gnnlab.measure.estimates import PREDICTION
 from gnnlab.planning.costs import LEAST_FIRST, Costs
 from gnnlab.planning.plans import RATIOS, Plan, Space
 from gnnlab.planning.steps import SEGMENTS, Work, places_of, stream, works_of
 from gnnlab.prediction.predictor import MEASURED
-from gnnlab.profiling.estimates import PREDICTION
 from gnnlab.units import registry
 
 PREDICTED = {"unit": "ms", "better": "lower", "origin": "predicted", "statistic": "estimate", "interval": PREDICTION}

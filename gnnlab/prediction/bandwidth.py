@@ -24,6 +24,7 @@ from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cells import RANDOM, Cell, Settings
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
+from gnnlab.measure.estimates import CONFIDENCE, PREDICTION, over_clusters
 from gnnlab.prediction import copies
 from gnnlab.prediction.copies import CONDITIONS
 from gnnlab.prediction.predictor import (
@@ -34,7 +35,6 @@ from gnnlab.prediction.predictor import (
     between,
     inside_hull,
 )
-from gnnlab.profiling.estimates import CONFIDENCE, PREDICTION, over_clusters
 
 MEASURED_IN = "measured"  # folder of the campaign, within that of the tables
 WITHIN = 0.10  # of the measured time

@@ -23,8 +23,8 @@ from gnnlab import machine
 from gnnlab.campaign.cells import Cell, layer_of
 from gnnlab.errors import GnnlabError
 from gnnlab.export.export import export
-from gnnlab.profiling import timing
-from gnnlab.profiling.estimates import CONFIDENCE
+from gnnlab.measure import timing
+from gnnlab.measure.estimates import CONFIDENCE
 from gnnlab.units import registry as units
 from gnnlab.units.torch_units import FastUnit
 from gnnswap.errors import quoted

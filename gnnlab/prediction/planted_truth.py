@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.campaign.cells import layer_of
+from gnnlab.measure.estimates import order_interval
 from gnnlab.prediction.copies import CopyCurve
 from gnnlab.prediction.predictor import Size
 from gnnlab.prediction.regression import Fitted, data_bytes
-from gnnlab.profiling.estimates import order_interval
 
 SAMPLES = 25
 CONDITIONS = {"device": "planted machine", "runtime": "planted times", "precision": "float32", "threads": 0}

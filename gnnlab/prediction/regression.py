@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gnnlab.measure.estimates import CONFIDENCE, held, quotient
 from gnnlab.prediction.copies import CONDITIONS
 from gnnlab.prediction.tables import S4Tables
-from gnnlab.profiling.estimates import CONFIDENCE, held, quotient
 
 S4, A_COPY = "S4", "measured copy"
 NOT_ABOVE_0 = "its slope is not above 0, so that it gives no bandwidth"

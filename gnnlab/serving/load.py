@@ -33,7 +33,7 @@ import psutil
 
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Predictor
-from gnnlab.profiling import estimates
+from gnnlab.measure import estimates
 from gnnlab.workloads.edge_networks import State
 from gnnswap.cost import quiet
 

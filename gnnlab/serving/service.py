@@ -25,7 +25,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.inference.async_batching import AsyncBatcher
 from gnnlab.inference.predictor import NODES_A_PASS, Decision, PredictionCache, Predictor
 from gnnlab.inference.states import CheckedState
-from gnnlab.profiling.context import Conditions
+from gnnlab.measure.conditions import Conditions
 from gnnlab.serving.database import Recorder, engine_of
 from gnnlab.serving.settings import ServiceSettings
 from gnnlab.workloads import edge_allocator

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from gnnlab.errors import GnnlabError, ParityError, Unavailable
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL
-from gnnlab.profiling.memory import profile_memory_usage
-from gnnlab.profiling.timing import stopwatch
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import CONTROL
+from gnnlab.measure.timing import stopwatch
+from gnnlab.profile.memory import profile_memory_usage
 from gnnlab.user_code import forked_random
 from gnnlab.workloads.tables import FeatureTable, scores
 from gnnswap.cost import quiet

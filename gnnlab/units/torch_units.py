@@ -85,7 +85,7 @@ class CompiledUnit(TorchUnit):
         return super().probe()
 
     def _forward(self, layer: StagedLayer, block: StageBlock) -> Forward:
-        from gnnlab.profiling.context import compiled
+        from gnnlab.measure.conditions import compiled
 
         key = (layer.fingerprint(), block.first, block.last)
         if key not in _COMPILED:
@@ -201,7 +201,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def _set_conditions(threads: int) -> Callable[[], None]:
     """Set torch's threads, and float32 products in full float32 precision; gives what puts the old conditions back."""
-    from gnnlab.profiling.context import Conditions
+    from gnnlab.measure.conditions import Conditions
 
     before = Conditions.now()
     Conditions(threads, "highest").set()

@@ -8,9 +8,8 @@ import pytest
 from planted_search import Planted
 
 from gnnlab.commands.optimize import _gain_text
-from gnnlab.profiling.estimates import Estimate
-from gnnlab.rewrite import optimize as search
-from gnnlab.rewrite import steps
+from gnnlab.measure.estimates import Estimate
+from gnnlab.optimize import search, steps
 
 
 @pytest.fixture

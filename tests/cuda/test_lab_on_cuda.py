@@ -11,8 +11,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv, GraphSAGE, SAGEConv
 
 from gnnlab.errors import GnnlabError
-from gnnlab.profiling import context, memory, operators, races, roofline, runtime, survey, tensors, timing
-from gnnlab.rewrite import captured, growth, optimize, peers, proof, steps, written
+from gnnlab.measure import race, restore, tensors, timing
+from gnnlab.optimize import captured, growth, peers, steps, written
+from gnnlab.optimize import equivalence as proof
+from gnnlab.optimize import search as optimize
+from gnnlab.profile import memory, operators, roofline, runtime, survey
 from gnnlab.training import interactions
 from gnnlab.training.loops import Loop, race_loops
 from gnnlab.user_code import forked_random
@@ -170,7 +173,7 @@ def test_random_states_of_the_card_are_as_before():
     torch.manual_seed(3)
     with forked_random(5):
         first = torch.rand(4, device="cuda")
-    with context.ProfilingContext(nn.Linear(2, 2).cuda(), seed=5):
+    with restore.ProfilingContext(nn.Linear(2, 2).cuda(), seed=5):
         assert torch.equal(torch.rand(4, device="cuda"), first)
     assert torch.equal(torch.rand(4, device="cuda"), expected)
 
@@ -182,7 +185,7 @@ def test_a_race_names_the_card_and_what_was_off_is_not_timed():
         "gnnlab": swap(model, (x, edge_index), measure=False).model,
         "off": lambda x, e: model(x, e) + 1,
     }
-    raced = races.race_forms(forms, (x, edge_index), tolerance=1e-4, budget_s=0.1)
+    raced = race.race_forms(forms, (x, edge_index), tolerance=1e-4, budget_s=0.1)
     assert {each.device for each in raced.values()} == {"cuda:0"} and "differs" in raced["off"].reason
     assert (raced["gnnlab"].times_ms > 0).all() and raced["gnnlab"].reason is None
 
@@ -217,7 +220,7 @@ def test_a_captured_step_is_faster_on_a_small_graph():
     plain, fast = swapped(*NETS["SAGE"])
     x = drawn()[0]
     forms = {"PyG": plain, "captured": steps.captured(fast, (x,))}
-    raced = races.race_forms(forms, (x,), mode="plain", tolerance=1e-4, budget_s=0.5)
+    raced = race.race_forms(forms, (x,), mode="plain", tolerance=1e-4, budget_s=0.5)
     assert raced["captured"].ratio.low > 1
 
 
@@ -325,7 +328,7 @@ def test_growth_and_peers_run_on_the_card():
         assert all(one["peak"] > 0 and min(one["samples"]) > 0 for one in (plain, fast))
     x, edge_index = drawn()
     forms = peers.forms_of(SAGEConv(16, 8).cuda().eval(), edge_index, 200, ["EdgeIndex", "sparse CSR", "captured"], x=x)
-    raced = races.race_forms(forms, {"x": x}, mode="plain", tolerance=1e-4, budget_s=0.1)
+    raced = race.race_forms(forms, {"x": x}, mode="plain", tolerance=1e-4, budget_s=0.1)
     assert {name: raced[name].reason for name in ("gnnlab", "gnnlab, captured")} == {
         "gnnlab": None,
         "gnnlab, captured": None,

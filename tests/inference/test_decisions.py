@@ -9,7 +9,7 @@ from one_table import Recorder
 from gnnlab.errors import Unavailable
 from gnnlab.inference import decisions
 from gnnlab.lab import claims, table
-from gnnlab.profiling.context import under
+from gnnlab.measure.conditions import under
 from gnnlab.workloads.edge_allocator import load, regret
 from gnnlab.workloads.edge_networks import edges, features
 

@@ -13,7 +13,7 @@ from gnnlab.commands.compare import of_comparison
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import compare
 from gnnlab.lab.table import Table, row
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.measure.estimates import Estimate
 
 ENVIRONMENT = {
     "commit": "abc1234",

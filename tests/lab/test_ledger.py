@@ -17,7 +17,7 @@ from gnnlab.files import write_json
 from gnnlab.lab import claims, ledger
 from gnnlab.lab.claims import Claim, Verdict
 from gnnlab.lab.table import Table, row
-from gnnlab.profiling.estimates import CONTROL
+from gnnlab.measure.estimates import CONTROL
 
 UNIT = {"unit": "ms", "better": "lower", "origin": "measured"}
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import plot_style, plots
-from gnnlab.profiling.estimates import Estimate
-from gnnlab.profiling.roofline import Ceilings
+from gnnlab.measure.estimates import Estimate
+from gnnlab.profile.roofline import Ceilings
 
 TITLE = "mm takes a third of the forward pass of symptom_gat on digits, and the next four operators another third of it"
 ALT = "Horizontal bars of the share of CPU time by operator; mm leads with 31 %."

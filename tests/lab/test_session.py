@@ -15,7 +15,7 @@ from gnnlab import Lab
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.lab import ledger, results, session, study
 from gnnlab.lab.results import Status
-from gnnlab.profiling.context import under
+from gnnlab.measure.conditions import under
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -199,11 +199,11 @@ def test_products_in_tf32_are_said_in_the_rows_of_a_card_and_of_a_cpu_only_that_
 
 
 def test_a_race_that_names_no_device_has_rows_of_the_one_that_was_waited_for(lab, monkeypatch):
-    from gnnlab.profiling import races
+    from gnnlab.measure import race
 
     lab.environment["devices"] = [{"kind": "CUDA", "name": "NVIDIA H100"}]
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(races, "device_of", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(race, "device_of", lambda *_: torch.device("cuda", 0))
     assert [row.device for row in lab.race("raced", {"a": abs, "b": abs}, {"x": (X,)}, budget_s=0.01).rows] == [
         "CUDA NVIDIA H100"
     ] * 3

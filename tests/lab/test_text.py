@@ -3,7 +3,7 @@
 import pytest
 
 from gnnlab.lab import text
-from gnnlab.profiling.estimates import Estimate
+from gnnlab.measure.estimates import Estimate
 
 
 @pytest.mark.parametrize(

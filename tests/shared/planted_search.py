@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from gnnlab.profiling.estimates import CONTROL
-from gnnlab.rewrite.optimize import YOURS
-from gnnlab.rewrite.proof import SAME_SIZE
-from gnnlab.rewrite.proof import YOURS as YOUR_GRAPH
+from gnnlab.measure.estimates import CONTROL
+from gnnlab.optimize.equivalence import SAME_SIZE
+from gnnlab.optimize.equivalence import YOURS as YOUR_GRAPH
+from gnnlab.optimize.search import YOURS
 from gnnlab.worker import Answer
 from gnnswap.errors import OneLineError, one_line
 

@@ -4,8 +4,8 @@ import numpy as np
 from one_table import Recorder
 
 from gnnlab.lab.table import Table, of_estimate, row
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import CONTROL
 
 TORCH = {"device": "CPU chip", "runtime": "torch 1", "precision": "float32", "threads": 2}
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from gnnlab.errors import Untestable
 from gnnlab.lab.claims import catalogue
-from gnnlab.profiling import estimates
-from gnnlab.profiling.estimates import CONTROL
+from gnnlab.measure import estimates
+from gnnlab.measure.estimates import CONTROL
 from gnnlab.training import loops as module
 from gnnlab.training.interactions import DeepFM
 from gnnlab.training.loops import MARGIN, Loop, RacedLoops, _known_scores, check, order, race_loops

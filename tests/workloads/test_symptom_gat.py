@@ -10,7 +10,7 @@ from refusals import refused
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from gnnlab.profiling.races import require_equal
+from gnnlab.measure.race import require_equal
 from gnnlab.workloads import graphs
 from gnnlab.workloads.symptom_gat import RewrittenSymptomGAT, SymptomGAT
 from gnnswap import parity

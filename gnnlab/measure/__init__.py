@@ -1,0 +1,1 @@
+"""How the lab measures: times of interleaved calls, results compared first, and intervals of what was seen."""

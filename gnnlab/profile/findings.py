@@ -1,0 +1,262 @@
+"""What a reader would not think to ask: outputs that do not depend on the input, arguments, buffers and parameters
+without effect, forward passes that differ.
+
+    for finding in inspect(model, batch):
+        print(finding.sentence)
+
+Each argument, buffer and parameter is varied alone, and the bits of the output are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect as python_inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch_geometric.data import Data
+
+from gnnlab.errors import GnnlabError, whole_numbers
+from gnnlab.measure.restore import ProfilingContext, set_seed, unchanged
+from gnnswap.inputs import call, tensors_in
+
+SEED = 42
+RUNS = 3  # compared with a first one, for nondeterminism
+_NO_INPUT = {"y", "train_mask", "val_mask", "test_mask", "num_nodes", "ptr"}  # fields that no model is meant to read
+_SOME, _SHAPE_ONLY, _NONE = "some", "shape only", "none"  # effects, the largest first
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found: its kind, where, and a sentence for the reader.
+
+    Kinds: constant_output, shape_only, identical_rows, unused_argument, unused_buffer, unused_parameter,
+    nondeterministic.
+    """
+
+    kind: str
+    where: str
+    sentence: str
+
+
+def inspect(model: nn.Module, batch: Any) -> list[Finding]:
+    """Everything found about `model`, called with `batch` in eval mode. The model is left bit-identical.
+
+    A compiled model is looked at in its eager form: what is found is in the model, not in the compiler.
+    "No effect" means that the output kept every bit when the value was changed, twice and much; buffers used in
+    training alone have none by that. Fields of a graph that are targets (`y`, masks) are not looked at.
+
+    Raises:
+        GnnlabError: `model` is no `nn.Module`.
+    """
+    if not isinstance(model, nn.Module):
+        raise GnnlabError(f"findings are about a torch.nn.Module, not about {type(model).__name__}")
+    model, findings = getattr(model, "_orig_mod", model), []  # what torch.compile wraps
+    name = type(model).__name__
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, unchanged(model), ProfilingContext(model, disable_dropout=False):
+        unseeded, seeded = (_equal_share(model, batch, RUNS, seed) for seed in (None, SEED))
+        if (share := min(unseeded, seeded)) < 1:
+            how = "with the same seed they agree" if seeded == 1 else "the same seed does not change that"
+            differ = f"{round((1 - share) * RUNS)} of {RUNS} forward passes on the same batch differ from the first"
+            findings.append(Finding("nondeterministic", name, f"{name} in eval mode: {differ}; {how}."))
+        if seeded == 1:  # else every comparison would see a difference
+            output = _output(model, batch)
+            findings += _described(model, batch, output, list(_effects(model, batch, output)))
+    return findings
+
+
+def deterministic_share(model: nn.Module, batch: Any, runs: int = 10) -> float:
+    """Share of `runs` forward passes that equal one before them bit by bit: eval mode, no dropout, the same seed."""
+    whole_numbers(1, runs=runs)
+    with ProfilingContext(model, seed=SEED):
+        return _equal_share(model, batch, runs, SEED)
+
+
+def _equal_share(model: nn.Module, batch: Any, runs: int, seed: int | None) -> float:
+    first = _output(model, batch, seed)
+    return sum(same_bits(first, _output(model, batch, seed)) for _ in range(runs)) / runs
+
+
+@torch.no_grad()
+def _output(model: nn.Module, batch: Any, seed: int | None = SEED) -> list[torch.Tensor]:
+    """The tensors of the output, as copies that nothing can change later."""
+    if seed is not None:
+        set_seed(seed)
+    return [tensor.detach().clone() for tensor in tensors_in(call(model, batch))]
+
+
+# ---- what varying one value does -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What varying an argument, a buffer or a parameter did: `none`, `shape only` (another number of rows, all alike as
+    before) or `some`. `value` is the original one, `tried` how many others were."""
+
+    kind: str
+    name: str
+    value: Any
+    extent: str
+    tried: int
+
+
+def _effects(model: nn.Module, batch: Any, output: list[torch.Tensor]) -> Iterator[_Effect]:
+    """Of each tensor and number of the batch, each buffer, and each parameter whose gradient is zero or none."""
+    draw = torch.Generator().manual_seed(SEED)
+
+    @torch.no_grad()
+    def run_with(tensor: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+        original = tensor.detach().clone()
+        try:
+            tensor.copy_(value)
+            return _output(model, batch)
+        finally:
+            tensor.copy_(original)
+
+    varied = [("argument", *leaf) for leaf in leaves(model, batch)]
+    counters = [buffer for buffer in model.buffers() if not buffer.dim() and not buffer.is_floating_point()]
+    effective = {id(tensor) for tensor in [*counters, *_with_gradient(model, batch, draw)]}
+    for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
+        varied += [(kind, name, value, partial(run_with, value)) for name, value in named if id(value) not in effective]
+    for kind, name, value, changed in varied:
+        extents = []
+        for other in _variations(value, draw):
+            try:
+                after = _output(model, changed(other)) if kind == "argument" else changed(other)
+                extents.append(_extent(output, after))
+            except Exception:  # the model refuses the value, so it looks at it: an effect like any other
+                extents.append(_SOME)
+        if extents:
+            extent = next(extent for extent in (_SOME, _SHAPE_ONLY, _NONE) if extent in extents)
+            yield _Effect(kind, name, value, extent, len(extents))
+
+
+@torch.enable_grad()
+def _with_gradient(model: nn.Module, batch: Any, draw: torch.Generator) -> list[nn.Parameter]:
+    """The parameters that surely have an effect, as they get a gradient that is not zero."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    set_seed(SEED)
+    ends = [tensor for tensor in tensors_in(call(model, batch)) if tensor.requires_grad]
+    if not ends or not wanted:
+        return []
+    directions = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+    try:
+        gradients = torch.autograd.grad(ends, wanted, directions, allow_unused=True)
+    except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
+        return []
+    return [p for p, gradient in zip(wanted, gradients, strict=True) if gradient is not None and gradient.any()]
+
+
+def leaves(model: Callable[..., Any], batch: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+    """Every tensor and number of a batch: (name, by the model's argument that it is in; value; a function that gives
+    the batch with another value in its place)."""
+    forward = model.forward if isinstance(model, nn.Module) else model
+    names = [p.name for p in python_inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    paths, structure = pytree.tree_flatten_with_path(batch)
+    values = [value for _, value in paths]
+
+    def rebuilt(place: int, value: Any) -> Any:
+        return pytree.tree_unflatten([*values[:place], value, *values[place + 1 :]], structure)
+
+    def with_field(place: int, key: str, value: Any) -> Any:
+        data = copy.copy(values[place])
+        data[key] = value
+        return rebuilt(place, data)
+
+    for place, (path, value) in enumerate(paths):
+        at = getattr(path[0], "idx", None) if path else 0  # None in a mapping
+        name = path[0].key if at is None else names[at] if at < len(names) else f"argument {at + 1}"
+        name = f"{name}{pytree.keystr(path[1:])}"
+        if isinstance(value, (torch.Tensor, bool, int, float)):
+            yield name, value, partial(rebuilt, place)
+        elif isinstance(value, Data):
+            for key in value.keys():  # noqa: SIM118 - a Data object is no mapping
+                if key not in _NO_INPUT and isinstance(value[key], (torch.Tensor, bool, int, float)):
+                    yield f"{name}.{key}", value[key], partial(with_field, place, key)
+
+
+def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
+    """Other values of the same kind: noise for floating-point tensors; whole numbers change places, so that indices
+    stay indices."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, (int, float)):
+        yield from (value + 1, 2 * value + 1)
+    elif value.numel() and value.dtype is torch.bool:
+        yield ~value
+    elif value.numel() and (value.is_floating_point() or value.is_complex()):
+        spread = float(value.detach().abs().nan_to_num(0, 0, 0).mean()) or 1.0
+        for scale in (0.5 * spread, 10 * spread):
+            yield value.detach() + scale * torch.randn(value.shape, generator=draw).to(value)
+    elif value.numel() > 1:
+        flat = value.flatten()
+        for _ in range(2):
+            mixed = flat[torch.randperm(len(flat), generator=draw).to(flat.device)]
+            if not torch.equal(mixed, flat):
+                yield mixed.view(value.shape)
+
+
+# ---- what that means -------------------------------------------------------------------------------------------------
+
+
+def _described(model: nn.Module, batch: Any, output: list[torch.Tensor], effects: list[_Effect]) -> Iterator[Finding]:
+    name, arguments = type(model).__name__, [effect for effect in effects if effect.kind == "argument"]
+    tensors = sum(isinstance(value, torch.Tensor) for _, value, _ in leaves(model, batch))
+    if output and len(arguments) >= tensors and all(effect.extent != _SOME for effect in arguments):
+        why = f"none of its {tensors} input tensors has an effect" if tensors else "no tensor goes in"
+        constant = "so in eval mode the output is a constant of the weights: computed once, it can be kept until"
+        yield Finding("constant_output", name, f"{name}: {why}, {constant} they change.")
+    rows, row_bytes = (output[0].shape[0], output[0][:1].nbytes) if output and output[0].dim() else (0, 0)
+    one_row = f"one row of {row_bytes:,} B"
+    shape_only = [effect for effect in arguments if effect.extent == _SHAPE_ONLY]
+    for effect in shape_only:
+        value = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
+        decides = f"{effect.name}={value} sets how many rows come out, not what is in them"
+        alike = f"all {rows:,} output rows are identical, so computing {one_row} and broadcasting it is enough."
+        yield Finding("shape_only", effect.name, f"{decides}: {alike}")
+    if not shape_only and output and all(map(all_rows_alike, output)):
+        alike = f"All {rows:,} output rows are identical: {one_row}, computed and broadcast, is enough."
+        yield Finding("identical_rows", "output", alike)
+    for effect in effects:
+        if effect.extent == _NONE:
+            value = effect.value
+            size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
+            what = f"The {effect.kind} {effect.name}{size} has no effect"
+            tried = f"in {effect.tried} other forms of it the output kept every bit."
+            yield Finding(f"unused_{effect.kind}", effect.name, f"{what}: {tried}")
+
+
+def _extent(before: list[torch.Tensor], after: list[torch.Tensor]) -> str:
+    if same_bits(before, after):
+        return _NONE
+    one_row = len(before) == len(after) and all(map(_repeats_the_row_of, after, before))
+    return _SHAPE_ONLY if one_row else _SOME
+
+
+def _repeats_the_row_of(after: torch.Tensor, before: torch.Tensor) -> bool:
+    if not (before.dim() and after.dim() and len(before) and len(after)) or before.shape[1:] != after.shape[1:]:
+        return False
+    return all(_same_bits(rows, before[:1].expand_as(rows)) for rows in (before, after))
+
+
+def all_rows_alike(tensor: torch.Tensor) -> bool:
+    """Two or more rows, all with the same bits."""
+    return tensor.dim() > 0 and len(tensor) > 1 and _same_bits(tensor, tensor[:1].expand_as(tensor))
+
+
+def same_bits(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    """Are the tensors equal bit by bit? (Two NaN are, 0.0 and -0.0 are not.)"""
+    return len(first) == len(second) and all(map(_same_bits, first, second))
+
+
+def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    bits = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (first, second))
+    return bool(torch.equal(*bits))

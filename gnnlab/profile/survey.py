@@ -1,0 +1,231 @@
+"""The same profile of several workloads, to read: what notebooks 01 and 09 show and what `gnnlab profile` prints.
+
+A subject is anything with `label`, `model` and `batch`. Functions take a list of them and give a frame whose columns
+are named as the fields of a row of the lab's table: `form` is the subject's label. Models are in eval mode, without
+dropout and under a fixed seed while they are looked at. Threads, precision and the memory allocator are those of the
+process: nothing is set here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from gnnlab.measure.estimates import CONFIDENCE, PREDICTION_95
+from gnnlab.measure.restore import ProfilingContext
+from gnnlab.profile import findings as detectors
+from gnnlab.progress import progress
+
+from .memory import get_memory_breakdown
+from .operators import profile_operators
+from .roofline import Ceilings, attention_fused, bound_ms, count, fuses_attention
+from .runtime import RuntimeProfiler, profile_forward, profile_pe_computation
+from .scaling import AVERAGE_DEGREE, Build, ScalingResult, sweep
+
+PHASES = ("forward", "forward, attention unfused", "backward", "training step")
+UNFUSED = PHASES[1]
+OF_GRAPHS = ("nodes", "edges", "degrees")  # parameters of a sweep that the graph has, not the model
+TOO_WIDE = 20.0  # upper over lower end of a prediction interval: nearly any time would lie in it
+TIME = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
+Sweeps = Mapping[tuple[str, str], ScalingResult]  # by (workload, parameter)
+
+
+class Subject(Protocol):
+    label: str
+    model: nn.Module
+    batch: Any
+
+
+def times(subjects: Sequence[Subject], *, budget_s: float = 1.0, num_runs: int | None = None) -> pd.DataFrame:
+    """Forward pass in inference mode, backward pass and training step, a row each; the key is `phase`.
+
+    Where torch would run attention layers in a fused kernel of their own, the forward pass is timed without it, too: it
+    is not always the faster way. `budget_s` bounds the sampling of a row; `num_runs` is a fixed number of samples.
+    """
+    rows = []
+    options = {"num_runs": num_runs, "budget_s": budget_s}
+    for subject in subjects:
+        with ProfilingContext(subject.model):
+            stats_of = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
+            stats_of = {phase.replace("_", " "): stats for phase, stats in stats_of.items()}
+            if fuses_attention(subject.model):
+                with attention_fused(False):
+                    stats_of[UNFUSED] = profile_forward(subject.model, subject.batch, **options)
+        rows += [_timed(stats_of[phase], subject.label, phase=phase) for phase in PHASES if phase in stats_of]
+    return pd.DataFrame(rows)
+
+
+def encodings(graphs: Mapping[str, Any], transforms: Mapping[str, Any], *, budget_s: float = 1.0) -> pd.DataFrame:
+    """What each positional encoding (`form`) takes on each graph, once a graph; the key is `graph`.
+
+    `budget_s` bounds the sampling of a row. An encoding that alone takes longer is timed once, without an interval.
+    """
+    rows = []
+    for graph, data in graphs.items():
+        for form, transform in transforms.items():
+            stats = profile_pe_computation(transform, data, num_runs=1)
+            if stats.median < 1e3 * budget_s:
+                stats = profile_pe_computation(transform, data, num_runs=None, budget_s=budget_s)
+            rows.append(_timed(stats, form, graph=graph))
+    return pd.DataFrame(rows)
+
+
+def _timed(stats: Any, form: str, **keys: Any) -> dict[str, Any]:
+    return {**keys, "form": form, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME}
+
+
+def operators(
+    subjects: Sequence[Subject], *, k: int = 5, runs: int = 20, trace_folder: Path | None = None
+) -> pd.DataFrame:
+    """The k operators with the largest share of the operators' time in each workload; the key is `operator`.
+
+    A sample is the share in one run. Further columns: calls_per_forward, self_ms_per_forward. Traces are written as
+    `<label>.json.gz` if a folder is given.
+    """
+    frames = []
+    for subject in subjects:
+        name = "".join(c if c.isalnum() else "_" for c in subject.label)
+        trace = None if trace_folder is None else Path(trace_folder) / f"{name}.json.gz"
+        with ProfilingContext(subject.model):
+            profile = profile_operators(subject.model, subject.batch, runs=runs, trace=trace)
+        top = profile.top(k).rename(columns={"share": "value", "share_low": "low", "share_high": "high"})
+        samples = [profile.shares.loc[operator].to_numpy() for operator in top["operator"]]
+        frames.append(top.assign(form=subject.label, samples=samples))
+    fields = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
+    return pd.concat(frames, ignore_index=True).assign(**fields)
+
+
+def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
+    """MiB of each part of a workload; the key is `part`. Counted on a CPU, one measurement of the allocator on CUDA."""
+    rows = []
+    for subject in subjects:
+        with ProfilingContext(subject.model):
+            parts = get_memory_breakdown(subject.model, subject.batch)
+        how = {"origin": "counted", "statistic": "count", "interval": "exact"}
+        if any(parameter.device.type != "cpu" for parameter in subject.model.parameters()):
+            how = {"origin": "measured", "statistic": "single", "interval": "none"}
+        for part, size in parts.items():
+            row = {"part": part.replace("_", " "), "form": subject.label, "value": float(size), "n": 1}
+            rows.append({**row, "unit": "MiB", "better": "lower", **how})
+    return pd.DataFrame(rows)
+
+
+def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: Ceilings) -> pd.DataFrame:
+    """The share of this machine's limit that each forward pass reaches, with what it computes and moves.
+
+    `timed` are rows of `times` with value, low and high. What is counted is what is timed: where attention is fused in
+    the forward pass, the limit is that of the unfused one, and so is the time. Further columns: phase, gflop, mb (10^6
+    bytes moved at least), flops_per_byte, gflop_s, bound_ms, coverage (share of the bytes whose operators are counted).
+    """
+    rows = []
+    for subject in subjects:
+        with ProfilingContext(subject.model):
+            work = count(subject.model, subject.batch)
+        own = timed[timed["form"] == subject.label].set_index("phase")
+        phase = UNFUSED if UNFUSED in own.index else "forward"
+        time, bound = own.loc[phase], bound_ms(work, limits)
+        row = {"form": subject.label, "phase": phase, "unit": "share", "better": "higher", "origin": "measured"}
+        row |= {"value": bound / time["value"], "low": _over(bound, time["high"]), "high": _over(bound, time["low"])}
+        row |= {"statistic": "median", "n": time["n"], "interval": time["interval"], "bound_ms": bound}
+        row |= {"gflop": work.flops / 1e9, "mb": work.bytes / 1e6, "gflop_s": work.flops / time["value"] / 1e6}
+        rows.append(row | {"flops_per_byte": work.flops / max(work.bytes, 1), "coverage": work.coverage_bytes})
+    return pd.DataFrame(rows)
+
+
+def _over(bound: float, end: float | None) -> float | None:
+    return None if end is None or np.isnan(end) else bound / end
+
+
+Plan = dict[tuple[str, str], tuple[Sequence[Any], Build]]  # (workload, parameter) -> values, builder
+
+
+def growth_plan(label: str, build: Callable[..., Any], varied: Mapping[str, Sequence[Any]], *, nodes: int) -> Plan:
+    """A plan for `sweeps`: one parameter of `varied` at a time, the others as they are.
+
+    `build(graph, **options)` makes a workload on a random graph, of so many `nodes` and five edges for each unless
+    they are varied. Parameters are nodes, edges and degrees of the graph, layers and encoding of the model.
+    """
+
+    def at(parameter: str, value: Any) -> tuple[nn.Module, Any]:
+        graph = {"nodes": nodes, "degrees": "uniform"} | ({parameter: value} if parameter in OF_GRAPHS else {})
+        graph = {"edges": AVERAGE_DEGREE * graph["nodes"]} | graph
+        options = {"layers": {"num_layers": value}, "encoding": {"pe_type": value}}.get(parameter, {})
+        workload = build("random:seed=42," + ",".join(f"{name}={size}" for name, size in graph.items()), **options)
+        return workload.model, workload.batch
+
+    return {(label, parameter): (values, partial(at, parameter)) for parameter, values in varied.items()}
+
+
+def sweeps(plan: Plan, **options: Any) -> dict[tuple[str, str], ScalingResult]:
+    """Run every sweep of a plan. Options are those of `scaling.sweep`."""
+    results = {}
+    with progress("sweeps", len(plan)) as step:
+        for (workload, parameter), (values, build) in plan.items():
+            results[workload, parameter] = sweep(parameter, values, build, **options)
+            step(f"{workload} over {parameter}")
+    return results
+
+
+def points(swept: Sweeps, *parameters: str) -> pd.DataFrame:
+    """Each time that sweeps over these parameters measured; the keys are `parameter` and `at`, the value of it."""
+    rows = [
+        _timed(stats, workload, parameter=parameter, at=at)
+        for (workload, parameter), result in swept.items()
+        if parameter in parameters
+        for at, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def exponents(swept: Sweeps) -> pd.DataFrame:
+    """The exponent of each fitted power law; the key is `parameter`. n is the number of sizes fitted."""
+    rows = []
+    for (workload, parameter), result in swept.items():
+        if (fit := result.fit) is None:
+            continue
+        row = {"parameter": parameter, "form": workload, "unit": "exponent", "better": "lower", "origin": "measured"}
+        if fit.identified:
+            low, high = fit.exponent_ci
+            row |= {"value": fit.exponent, "low": min(low, fit.exponent), "high": max(high, fit.exponent)}
+            row |= {"interval": CONFIDENCE, "n": len(result.parameter_values) - (result.prediction is not None)}
+        else:
+            row |= {"status": "unavailable", "reason": "these sizes are too few or too noisy to tell the exponent"}
+        rows.append({**row, "statistic": "estimate"})
+    return pd.DataFrame(rows)
+
+
+def held_out(swept: Sweeps) -> pd.DataFrame:
+    """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`. Further columns:
+    measured (ms), and inside, whether that lies in the interval: "yes", "no", or "too wide to tell" (`TOO_WIDE`)."""
+    rows = []
+    for (workload, parameter), result in swept.items():
+        if result.prediction:
+            ms, (low, high) = result.prediction
+            row = {"parameter": parameter, "at": result.parameter_values[-1], "form": workload, **TIME}
+            row |= {"value": ms, "low": low, "high": high, "interval": PREDICTION_95}
+            row |= {"measured": result.runtime_stats[-1].median}
+            row["inside"] = "too wide to tell" if high > TOO_WIDE * low else "yes" if result.inside else "no"
+            row |= {"n": len(result.parameter_values) - 1, "origin": "predicted", "statistic": "estimate"}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def findings(subjects: Sequence[Subject]) -> pd.DataFrame:
+    """What is easily overlooked: workload, kind, where, sentence."""
+    rows = [
+        {"workload": subject.label, **vars(finding)}
+        for subject in subjects
+        for finding in detectors.inspect(subject.model, subject.batch)
+    ]
+    return pd.DataFrame(rows, columns=["workload", "kind", "where", "sentence"])
+
+
+def deterministic_share(subjects: Sequence[Subject], runs: int = 10) -> float:
+    """Share of forward passes, over all subjects, whose output is bit-equal to the first under the same seed."""
+    return sum(detectors.deterministic_share(s.model, s.batch, runs=runs) for s in subjects) / len(subjects)

@@ -1,0 +1,226 @@
+"""Planted truth on a simulated clock: the lab sees a difference where there is one and none where there is none."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import Machine, ramp, step
+
+from gnnlab.measure import timing
+from gnnlab.measure.estimates import median_interval, percentile, ratio
+
+RUNS = 200
+MACHINES = {
+    "quiet": {"spread": 0.005, "spikes": 0.0},
+    "ordinary": {},
+    "noisy": {"spread": 0.08, "spikes": 0.15},
+    "slower by half in mid-run": {"drift": step(0.15, 1.5)},
+    "getting slower": {"drift": ramp(0.5, 2.0)},
+}
+
+
+def over(race, form):
+    """How many times as fast a form is as the first."""
+    return ratio(next(iter(race.values())).samples_ms, race[form].samples_ms)
+
+
+def differs(speedup):
+    return not speedup.low <= 1 <= speedup.high
+
+
+@pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
+def test_a_race_sees_what_is_planted_95_times_in_100(conditions):
+    """No difference of a form to itself, a tenth where it is slower by that; the interval holds the truth."""
+    seen = []
+    for seed in range(RUNS):
+        machine = Machine(seed, **conditions)
+        forms = {name: machine.form(ms) for name, ms in (("base", 1), ("same", 1), ("slower", 1.1), ("third", 1.3))}
+        raced = timing.race(forms, clock=machine.clock, seed=seed, budget_s=1.0)
+        same, slower, third = (over(raced, name) for name in ("same", "slower", "third"))
+        seen.append((not differs(same), differs(slower) and slower.value < 1, third.low <= 1 / 1.3 <= third.high))
+    assert min(np.mean(seen, axis=0)) >= 0.95
+
+
+def test_the_interval_of_a_single_form_holds_its_median_95_times_in_100():
+    held = []
+    for seed in range(RUNS):
+        machine = Machine(seed, spread=0.05, spikes=0.0)
+        low, high = timing.measure(machine.form(2.0), clock=machine.clock, budget_s=2.0).ci_ms
+        held.append(low <= 2.0 <= high)
+    assert np.mean(held) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("machine", "budget_s", "words"),
+    [
+        ({"drift": step(0.35, 1.5)}, 1.0, ["drift", "wanted"]),
+        ({"spikes": 0}, 1.0, []),
+        ({"spread": 0.3}, 0.2, ["noisy", "wanted"]),
+    ],
+)
+def test_drift_and_noise_are_noted_and_a_steady_machine_has_no_note(machine, budget_s, words):
+    planted = Machine(1, **machine)
+    notes = timing.measure(planted.form(1.0), clock=planted.clock, budget_s=budget_s, target=0.005).notes
+    assert all(any(word in note for note in notes) for word in words) and bool(notes) is bool(words), notes
+
+
+@pytest.mark.parametrize("later_ms", [1.0, 1.5])
+def test_a_ratio_that_drifts_within_a_race_is_noted(later_ms):
+    machine = Machine(1, spread=0.05, spikes=0)
+    first, later = machine.form(1.0), machine.form(later_ms)
+    forms = {"base": machine.form(1.0), "mine": lambda: (first if machine.now < 0.6 else later)()}
+    notes = timing.race(forms, clock=machine.clock, budget_s=1.0, target=0.001)["mine"].notes
+    assert any("drift: the last third of the ratios" in note for note in notes) == (later_ms > 1), notes
+
+
+def test_sampling_stops_when_the_interval_is_narrow_enough_and_not_before():
+    quiet, noisy = Machine(3, spread=0.001, spikes=0), Machine(3, spread=0.1, spikes=0)
+    few = timing.measure(quiet.form(1.0), clock=quiet.clock, budget_s=60)
+    many = timing.measure(noisy.form(1.0), clock=noisy.clock, budget_s=60)
+    assert few.n == timing.FIRST_SAMPLES < many.n
+    assert not any("wanted" in note for timed in (few, many) for note in timed.notes)
+
+
+def test_the_budget_is_kept_and_six_samples_are_taken_however_small_it_is():
+    machine = Machine(4, spread=0.5)
+    timed = timing.measure(machine.form(100.0), clock=machine.clock, budget_s=1.0)
+    assert timing.LEAST_SAMPLES <= timed.n < timing.FIRST_SAMPLES and machine.now < 3.5
+    machine = Machine(5)
+    slow = timing.measure(machine.form(5000.0), clock=machine.clock, budget_s=0.1)
+    assert slow.n == timing.LEAST_SAMPLES and any("6 samples" in note for note in slow.notes)
+    raced = timing.race({"base": machine.form(5000.0), "mine": machine.form(4000.0)}, clock=machine.clock, budget_s=0.1)
+    assert raced["mine"].n == timing.LEAST_SAMPLES
+
+
+def test_a_warm_up_is_waited_for():
+    machine = Machine(6, spread=0.002, spikes=0, drift=lambda t: 1 + 4 * math.exp(-t / 0.05))
+    timed = timing.measure(machine.form(1.0), clock=machine.clock, budget_s=3.0)
+    assert timed.warm_up_samples > 20 and timed.median_ms < 1.2
+
+
+@pytest.mark.parametrize(
+    ("first_s", "ms", "least", "most"), [(0, 1e-3, 300, 1000), (2, 1e-3, 300, 1000), (0, 200, 1, 2)]
+)
+def test_short_forms_are_called_often_enough_for_the_clock_whatever_the_first_call_takes(first_s, ms, least, most):
+    machine = Machine(7)
+    form, calls = machine.form(ms), []
+
+    def compiles_first():
+        calls.append(0)
+        machine.now += first_s if len(calls) == 1 else 0.0
+        form()
+
+    timed = timing.measure(compiles_first, clock=machine.clock, budget_s=0.02)
+    assert least <= timed.calls_per_sample < most and timed.median_ms == pytest.approx(1.05 * ms, rel=0.1)
+
+
+def test_every_form_of_a_race_runs_once_in_each_round_in_varying_order_the_control_too():
+    machine, calls = Machine(8, spread=0.01), []
+
+    def named(name, ms):
+        run = machine.form(ms)
+        return lambda: (calls.append(name), run())[1]
+
+    forms = {"base": named("base", 1), "a": named("a", 1), "b": named("b", 2)}
+    race = timing.race(forms, clock=machine.clock, budget_s=5)
+    rounds = race["a"].n
+    tail = [tuple(calls[i : i + 3]) for i in range(len(calls) - 3 * rounds, len(calls), 3)]
+    assert all(sorted(r) == ["a", "b", "base"] for r in tail)
+    assert len(set(tail)) == 6  # every order occurs
+    assert over(race, "b").value == pytest.approx(0.5, rel=0.05)
+    raced = timing.race({"once": machine.form(1), "twice": machine.form(2)}, control=True, clock=machine.clock)
+    assert list(raced) == ["once", "A/A", "twice"]
+    assert not differs(over(raced, "A/A")) and differs(over(raced, "twice"))
+
+
+def test_garbage_collection_is_off_while_sampling_and_as_before_after_an_exception():
+    seen = []
+    timing.measure(lambda: seen.append(gc.isenabled()), budget_s=0.01)
+    assert seen[-1] is False and gc.isenabled()
+
+    def breaks():
+        raise RuntimeError("in the form")
+
+    with pytest.raises(RuntimeError):
+        timing.measure(breaks)
+    assert gc.isenabled()
+
+
+def test_setup_is_not_timed_and_its_result_reaches_the_form():
+    machine, got = Machine(10, spread=0.001, spikes=0), []
+    slow_setup, form = machine.form(50), machine.form(1)
+    timed = timing.measure(
+        lambda made: (got.append(made), form())[1],
+        setup=lambda: (slow_setup(), "graph")[1],
+        clock=machine.clock,
+        budget_s=10,
+    )
+    assert timed.median_ms == pytest.approx(1, rel=0.01) and set(got) == {"graph"}
+    assert timed.calls_per_sample == 1
+
+
+def test_a_control_reports_a_percentage_for_each_comparison_and_more_pairs_report_less():
+    def control(target):
+        machine = Machine(11, spikes=0)
+        return timing.control_differences(machine.form(1), repeats=40, clock=machine.clock, target=target, budget_s=5)
+
+    few, many = control(0.5), control(0.005)
+    assert len(few.differences) == len(few.pairs) == 40 and set(few.pairs) == {timing.FIRST_SAMPLES}
+    assert np.median(many.pairs) > 4 * timing.FIRST_SAMPLES
+    assert 0 < np.median(many.differences) < np.median(few.differences) < 5
+
+
+def test_an_unknown_device_and_a_race_without_runners_are_refused_in_one_line():
+    with pytest.raises(ValueError, match="device 'tpu'"):
+        timing.measure(lambda: None, device="tpu")
+    with pytest.raises(ValueError, match="no candidates"):
+        timing.race({"alone": lambda: None})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_work_is_waited_for():
+    a = torch.randn(4096, 4096, device="cuda")
+    one = timing.measure(lambda: a @ a, device="cuda", budget_s=0.5)
+    four = timing.measure(lambda: a @ a @ a @ a @ a, device="cuda", budget_s=0.5)
+    assert four.median_ms / one.median_ms == pytest.approx(4, rel=0.3)
+
+
+def test_percentiles_need_their_samples_and_a_stated_floor():
+    for q, floor in ((90, 64), (95, 130), (99, 662)):
+        assert percentile(range(floor - 1), q) is None
+        assert percentile(range(floor), q) == pytest.approx(np.percentile(range(floor), q))
+    with pytest.raises(ValueError, match="sample floors"):
+        percentile(range(1000), 97)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=6, max_size=80))
+def test_the_interval_of_a_median_holds_the_median_and_stays_within_the_samples(samples):
+    low, high = median_interval(samples)
+    assert min(samples) <= low <= np.median(samples) * (1 + 1e-12) and np.median(samples) * (1 - 1e-12) <= high
+    assert high <= max(samples)
+
+
+@pytest.mark.parametrize("n", [10, 24, 60])
+def test_the_interval_of_a_median_covers_it_95_times_in_100_under_a_skewed_law(n):
+    random = np.random.default_rng(n)
+    truth = math.log(2)  # the median of the exponential law
+    held = [low <= truth <= high for low, high in (median_interval(random.exponential(size=n)) for _ in range(300))]
+    assert np.mean(held) >= 0.95
+
+
+def test_a_stopwatch_runs_within_its_block_and_stands_after_it_also_where_it_raised():
+    ticks = iter([1.0, 1.5, 3.0])
+    with pytest.raises(KeyError), timing.stopwatch(lambda: next(ticks)) as took:
+        assert took.s == 0.5
+        raise KeyError
+    assert (took.s, took.ms) == (2.0, 2000.0)
+
+
+def test_no_form_has_the_name_of_the_control():
+    with pytest.raises(ValueError, match="'A/A' names the control"):
+        timing.race({"base": int, "A/A": float}, budget_s=0.01)

@@ -1,0 +1,199 @@
+"""Claims of one's own: planted times give the planted verdict, and what cannot be judged is said in one line."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+
+from gnnlab import check as claim_file
+from gnnlab.check import read_claim
+from gnnlab.errors import GnnlabError
+from gnnlab.lab import claims
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "claims").glob("*.py"))
+PLANTED = """
+import torch
+from gnnlab.measure import timing
+
+now = 0.0
+timing.race.__kwdefaults__["clock"] = lambda: now  # a busy machine's would add what is not planted
+
+def takes(seconds):
+    def form(x):
+        global now
+        now += seconds
+        return torch.cat([x, x])
+    return form
+
+before, after = takes({before}), takes({after})
+inputs = (torch.ones(1000),)
+claim = "{claim}"
+"""
+HOLDS = """
+import torch
+
+def before(x):
+    return [x + 1 for _ in range(4)][0]
+
+def after(x):
+    held = [x + 1 for _ in range(2)]
+    return held[0]
+
+inputs = {"x": torch.ones(100_000)}
+claim = "half the memory"
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def check(command):
+    """Runs `gnnlab check` on a file: exit code, standard output and standard error."""
+    return lambda path, *options: command("check", str(path), "--budget", "0.2", "--processes", *options)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "claim", "code"),
+    [(0.02, 0.002, "at least 2x", 0), (0.01, 0.01, "same speed within 1 %, 30x", 1)],
+)
+def test_planted_times_give_the_planted_verdict_in_markdown(tmp_path, check, before, after, claim, code):
+    path = written(tmp_path, PLANTED.format(before=before, after=after, claim=claim))
+    ended, out, _ = check(path, "1")
+    assert ended == code and out.startswith("**mine.py**: ") and f"| {claim.split(',')[0]} |" in out
+
+
+def test_the_result_may_be_printed_as_json(tmp_path, check):
+    code, out, err = check(written(tmp_path, HOLDS), "2", "--json")
+    report = json.loads(out)
+    assert code == 0
+    (row,) = report["claims"]
+    assert row["verdict"] == "reproduced" and row["value"] == pytest.approx(2, rel=0.02)
+    assert len(report["processes"]) == 2 and report["before_ms"]["n"] >= 24 and "process 2 of 2" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("before = 1", "defines no after and no inputs and no claim"),
+        ("before = 1; after = max; inputs = (1,); claim = 'faster'", "before is 1"),
+        ("before = after = max; inputs = (1,); claim = 2", "claim is 2"),
+        ("before = after = abs; inputs = (1,); claim = 'so much better'", "is not understood"),
+        ("before = after = abs; inputs = (1,); claim = '2x'; mode = 'both'", "mode is 'both'"),
+        ("before = after = abs; inputs = (1,); claim = '2x'; tolerance = 'none'", "tolerance is 'none'"),
+        ("raise RuntimeError('no data')", "RuntimeError: no data"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_file_that_is_no_claim_is_refused_in_one_line(tmp_path, text, why):
+    with refused(re.escape(why)):
+        claim_file.read(written(tmp_path, text))
+    with refused("a Python file is needed"):
+        claim_file.read(tmp_path / "none.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import os; os._exit(0)", "exited with code 0"),
+        ("before = abs; after = lambda x: x + 1; inputs = lambda: (1.0,); claim = '2x'", "differs from that of before"),
+        ("before = abs; after = max; inputs = ('a',); claim = '2x'", "the baseline 'before' fails"),
+    ],
+)
+def test_what_cannot_be_judged_ends_with_code_2_and_one_line(tmp_path, check, text, why):
+    code, out, err = check(written(tmp_path, text), "1")
+    assert code == 2 and out == "" and why in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_forms_of_an_example_agree(path):
+    raced = claim_file.race_in_worker(str(path), budget_s=0.01)
+    assert raced["parity_error"] <= 1e-5 and len(raced["before"]) == len(raced["after"]) >= 12
+
+
+def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypatch):
+    path = written(tmp_path, HOLDS.replace("before(x)", "before(x, y=0)"))
+    (tmp_path / "more_inputs.py").write_text(
+        "import torch\nfrom torch_geometric.data import Data\n"
+        "def pair(): return torch.ones(3), torch.rand(1)\ndef data(): return Data(x=torch.ones(2, 1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    first, again = (claim_file.read(path, "more_inputs:pair").inputs for _ in range(2))
+    assert first[0].shape == (3,) and first[1].equal(again[1])
+    (whole,) = claim_file.read(path, "more_inputs:data").inputs
+    assert whole.num_nodes == 2
+    path.write_text(
+        "from torch import nn\nclass Model(nn.Module):\n    def forward(self, x): return x\n"
+        "before = after = Model()\nclaim = 'same speed'\n"
+    )
+    assert set(claim_file.read(path, "more_inputs:data").inputs) == {"x"}  # a module's arguments have names
+    with refused("module more_inputs has no factory 'none'"):
+        claim_file.read(path, "more_inputs:none")
+
+
+@pytest.mark.parametrize(
+    ("words", "id"), [("10-15 %", "gat.compile"), ("5-10 %", "gat.expand"), ("10-15 %", "fm.vectorized")]
+)
+def test_words_of_a_seed_claim_what_the_catalogue_does(words, id):
+    claimed = claims.catalogue()[id].claimed
+    assert read_claim(words)[0].claimed == pytest.approx(claimed, rel=0.005)
+
+
+def test_an_effect_that_could_be_seen_is_wider_than_the_interval():
+    one = claim_file.Estimate(1.0, 0.9, 1.1, 12)
+    checked = claim_file.CheckedClaim("2x", one, None, (one,), one, one, 0.0, "")
+    assert checked.detectable > (1.1 / 0.9) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "claimed"),
+    [
+        ("1.2 - 1.5 x", (1.2, 1.5)),
+        ("2 times", (2, 2)),
+        ("twice as fast", (2, 2)),
+        ("10 %", (1 / 0.9, 1 / 0.9)),
+        ("10-15% less time", (1 / 0.9, 1 / 0.85)),
+        ("20 % faster", (1.2, 1.2)),
+        ("at least 10 %", (1 / 0.9, math.inf)),
+        ("At least  1.5x", (1.5, math.inf)),
+        ("half the time", (2, 2)),
+        ("faster", None),
+        ("same speed", (1, 1)),
+        ("half the memory", (2, 2)),
+        ("30 % less memory", (1 / 0.7,) * 2),
+        ("less memory", None),
+        ("same memory", (1, 1)),
+    ],
+)
+def test_words_are_ratios_of_time_or_of_memory(words, claimed):
+    (part,) = read_claim(words)
+    assert part.claimed == (claimed and pytest.approx(claimed)) and part.memory == ("memory" in words)
+
+
+def test_parts_stand_behind_commas_and_and():
+    speed, memory = read_claim("same speed within 2 %, half the memory")
+    assert (speed.margin, speed.memory, memory.claimed, memory.memory) == (0.02, False, (2, 2), True)
+    assert [part.text for part in read_claim("1.5x and less memory")] == ["1.5x", "less memory"]
+
+
+@pytest.mark.parametrize("words", ["", " , ", "much faster", "0.5x", "1x", "100 %", "0 %", "1.5-1.2x", "-3 %", "x"])
+def test_what_is_not_understood_is_said_with_what_is(words):
+    with refused("understood are"):
+        read_claim(words)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_understood_or_refused_in_one_line(words):
+    try:
+        assert all(part.claimed is None or part.claimed[0] >= 1 for part in read_claim(words))
+    except GnnlabError as error:
+        assert len(str(error).splitlines()) == 1
