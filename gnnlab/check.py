@@ -5,8 +5,8 @@
     inputs = {"x": x, "edge_index": edge_index} # by the names of arguments, a tuple, or a function that makes either
     claim = "1.5x, half the memory"
 
-    checked = measure(Path("my_claim.py"))        # raced in processes of their own
-    checked.speed, checked.memory                   # before over after, an `Estimate` each
+    claim, result = measure(Path("my_claim.py"))    # raced in processes of their own
+    result.speed, result.memory                     # before over after
 
 The file may also set `mode` ("inference", or "training" for a forward and a backward pass) and `tolerance`, the largest
 relative difference of the results that it allows.
@@ -20,6 +20,7 @@ import runpy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,17 +29,14 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 from torch_geometric.data.data import BaseData
 
-from gnnlab.errors import GnnlabError, ParityError, first_wrong
-from gnnlab.measure import estimates
-from gnnlab.measure.estimates import CONTROL, Estimate
-from gnnlab.measure.race import RTOL_FLOAT32, call_of, race_forms
-from gnnlab.profile.memory import profile_memory_usage
+from gnnlab.errors import GnnlabError, first_wrong
+from gnnlab.measure.race import RTOL_FLOAT32
+from gnnlab.measure.versus import LIMIT_S, Made, Versus, cost_s, versus
 from gnnlab.worker import Worker
 from gnnlab.workloads import models
 from gnnswap.errors import one_line, quoted
 from gnnswap.inputs import bind
 
-TIMEOUT_S = 600  # of one process: compiling is slow
 SEED = 0  # of torch when the file runs, so that each process has the same weights
 _NEEDED = ("before", "after", "inputs", "claim")
 
@@ -53,35 +51,6 @@ class ClaimFile(BaseModel):
     claim: str
     mode: Literal["inference", "training"] = "inference"
     tolerance: float = Field(RTOL_FLOAT32, ge=0, lt=1)
-
-
-@dataclass(frozen=True)
-class CheckedClaim:
-    """The measurement of one file in several processes.
-
-    `claim` is what the file claims. `speed` is the time of `before` over that of `after`; `memory` the same of the
-    bytes that a call held beside its inputs, None where the claim is not of memory. `processes` are the speeds in each;
-    `conditions` are the threads of torch and how exact its products are.
-    """
-
-    claim: str
-    speed: Estimate
-    memory: Estimate | None
-    processes: tuple[Estimate, ...]
-    before_ms: Estimate
-    after_ms: Estimate
-    parity_error: float
-    conditions: str
-
-    @property
-    def detectable(self) -> float | None:
-        """The smallest effect, as a ratio above 1, that four of five such measurements would tell from none.
-
-        The half-width is 1.96 standard errors; 0.84 more are needed for a power of 80 %.
-        """
-        if self.speed.low is None:
-            return None
-        return float((self.speed.high / self.speed.low) ** (0.5 * (1.96 + 0.84) / 1.96))
 
 
 def require_file(path: Path) -> None:
@@ -125,74 +94,48 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
     return claim
 
 
+def described(path: str, inputs: str | None) -> dict[str, Any]:
+    """Claim, mode and tolerance of a file, for JSON."""
+    return read(Path(path), inputs).model_dump(include={"claim", "mode", "tolerance"})
+
+
+@cache
+def _read_once(path: str, inputs: str | None) -> ClaimFile:
+    return read(Path(path), inputs)
+
+
+def part(path: str, name: str, inputs: str | None) -> Any:
+    """What a file defines under a name; it runs once in a process."""
+    return getattr(_read_once(path, inputs), name)
+
+
 def measure(
     path: Path,
     *,
     processes: int = 5,
-    budget_s: float = 2.0,
+    seconds: float = 2.0,
     inputs: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> CheckedClaim:
-    """Race the forms of a file in fresh processes, `budget_s` seconds of sampling in each; `tell` gets a line of each.
-    `inputs`: a `module:function` that gives the inputs in place of the file.
+) -> tuple[str, Versus]:
+    """The claim of a file, and its forms raced in fresh processes, `seconds` of sampling in each; `tell` gets what it
+    costs, then a line of each. `inputs`: a `module:function` that gives the inputs in place of the file.
 
     Raises:
         GnnlabError: `read` refuses the file, a form fails, hangs or ends its process, or results differ.
     """
-    races = []
-    for number in range(processes):
-        with Worker() as worker:
-            arguments = {"path": str(path), "budget_s": budget_s, "inputs": inputs}
-            answer = worker.call(f"{__name__}:race_in_worker", arguments, timeout_s=TIMEOUT_S + budget_s)
-        if answer.status != "done":
-            raise GnnlabError(f"{path}: {answer.reason}" if answer.lost else answer.reason)
-        races.append(answer.value)
-        tell(f"process {number + 1} of {processes}: {_speed(races[-1]).value:.3g}x")
-    speeds = tuple(map(_speed, races))
-    return CheckedClaim(
-        claim=races[0]["claim"],
-        speed=estimates.pooled(speeds, log=True),
-        memory=_memory(races) if races[0]["held_mib"] else None,
-        processes=speeds,
-        before_ms=estimates.pooled([estimates.summary(each["before"]) for each in races], log=True),
-        after_ms=estimates.pooled([estimates.summary(each["after"]) for each in races], log=True),
-        parity_error=max(each["parity_error"] for each in races),
-        conditions=races[0]["conditions"],
-    )
-
-
-def race_in_worker(path: str, budget_s: float, inputs: str | None = None) -> dict[str, Any]:
-    """One process's race, for JSON: times in ms of each round, the relative error, bytes held by a call of each."""
-    given = read(Path(path), inputs)
-    forms = {"before": given.before, "after": given.after}
-    raced = race_forms(forms, given.inputs, mode=given.mode, tolerance=given.tolerance, budget_s=budget_s)
-    if raced["after"].times_ms is None:
-        raise ParityError(f"{path}: after: {raced['after'].reason}")
-    times = {name: raced[name].times_ms.tolist() for name in (*forms, CONTROL)}
-    held = {}
-    if any(part.memory for part in read_claim(given.claim)):
-        calls = {name: call_of(form, given.inputs, given.mode) for name, form in forms.items()}
-        with torch.inference_mode(given.mode == "inference"):
-            where = raced["before"].device
-            held = {name: profile_memory_usage(call, device=where).rise_mb for name, call in calls.items()}
-    about = {
-        "claim": given.claim,
-        "parity_error": raced["after"].parity_error,
-        "conditions": str(raced["after"].conditions),
-    }
-    return {**times, **about, "held_mib": held}
-
-
-def _speed(race: Mapping[str, Any]) -> Estimate:
-    return estimates.ratio(race["before"], race["after"], race[CONTROL])
-
-
-def _memory(races: list[dict[str, Any]]) -> Estimate:
-    held = [each["held_mib"] for each in races]
-    if any(each["after"] <= 0 for each in held):
-        raise GnnlabError("after holds no memory beside its inputs and before does: there is no ratio to claim")
-    ratios = [each["before"] / each["after"] for each in held]
-    return estimates.pooled([Estimate(value, value, value, 1) for value in ratios], log=True)
+    given = {"path": str(path), "inputs": inputs}
+    with Worker() as worker:
+        answer = worker.call(f"{__name__}:described", given, timeout_s=LIMIT_S)
+    about = answer.get(str(path) if answer.lost else "")
+    claim = about.pop("claim")
+    memory = any(one.memory for one in read_claim(claim))
+    takes_s = cost_s(processes, seconds, memory=memory)
+    tell(f"{processes} process{'es' * (processes != 1)}, {seconds:g} s of sampling in each: about {takes_s:.0f} s")
+    made = (Made(f"{__name__}:part", given | {"name": name}) for name in ("before", "after", "inputs"))
+    try:
+        return claim, versus(*made, processes=processes, seconds=seconds, memory=memory, tell=tell, **about)
+    except GnnlabError as error:
+        raise GnnlabError(f"{path}: {error}") from error
 
 
 SAME = 0.05  # how far from no change still is none, unless the claim says it

@@ -56,6 +56,21 @@ def add_params(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def processes(text: str) -> int:
+    """A `type` for argparse: how many processes measure; two would make no interval."""
+    if (value := count(text)) == 2:
+        raise argparse.ArgumentTypeError("two processes make no interval: 1 has that within it, 3 and more over them")
+    return value
+
+
+def add_processes(parser: argparse.ArgumentParser, many: int, long: float) -> None:
+    """`--processes N` and `--seconds S`."""
+    what = "fresh processes that race: 1, or 3 and more (%(default)s)"
+    parser.add_argument("--processes", type=processes, default=many, metavar="N", help=what)
+    what = "seconds of sampling in each of them (%(default)g)"
+    parser.add_argument("--seconds", type=seconds, default=long, metavar="S", help=what)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json`."""
     parser.add_argument("--json", action="store_true", help="as JSON")

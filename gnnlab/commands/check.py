@@ -18,25 +18,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_json, count, existing_file, seconds
+from .arguments import add_json, add_processes, existing_file
 from .tables import show, warn_if_busy
 
 if TYPE_CHECKING:
-    from gnnlab.check import CheckedClaim, ClaimPart
+    from gnnlab.check import ClaimPart
     from gnnlab.lab.claims import Verdict
     from gnnlab.measure.estimates import Estimate
+    from gnnlab.measure.versus import Versus
+
+    Judged = tuple[ClaimPart, Estimate | None, Verdict]  # what was measured of a part of the claim
 
 OK, REFUTED, INCONCLUSIVE = 0, 1, 3
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", type=existing_file, metavar="CLAIM.py", help="defines before, after, inputs and claim")
-    parser.add_argument(
-        "--processes", type=count, default=5, metavar="N", help="fresh processes to race in (%(default)s)"
-    )
-    parser.add_argument(
-        "--budget", type=seconds, default=2.0, metavar="S", help="seconds of sampling in each (%(default)g)"
-    )
+    add_processes(parser, 5, 2.0)
     parser.add_argument(
         "--inputs", metavar="module:function", help="a function that returns the inputs, in place of the file's"
     )
@@ -45,22 +43,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Race what the file claims, judge it, print it; the exit code is that of the worst part."""
-    from gnnlab import check as claim_file
+    from gnnlab import check
     from gnnlab.lab.claims import Verdict
 
     path = Path(arguments.file)
-    claim_file.require_file(path)
+    check.require_file(path)
     warn_if_busy()
-    options = {"processes": arguments.processes, "budget_s": arguments.budget, "inputs": arguments.inputs}
-    measured = claim_file.measure(path, **options, tell=lambda line: print(line, file=sys.stderr))
-    parts = [(part, *_judged(part, measured)) for part in claim_file.read_claim(measured.claim)]
+    options = {"processes": arguments.processes, "seconds": arguments.seconds, "inputs": arguments.inputs}
+    claim, measured = check.measure(path, **options, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    parts = [_judged(part, measured) for part in check.read_claim(claim)]
     if arguments.json:
-        claims = [
-            {"claim": part.text, "read_as": part.reading, **asdict(ratio), "verdict": verdict.value}
-            for part, ratio, verdict in parts
-        ]
-        report = {"file": path.name, "claims": claims, **asdict(measured), "smallest_effect_seen": measured.detectable}
-        show(json.dumps(report, indent=2))
+        show(json.dumps(_report(path.name, claim, parts, measured), indent=2))
     else:
         show(_markdown(path.name, parts, measured))
     verdicts = {verdict for *_, verdict in parts}
@@ -69,42 +62,55 @@ def run(arguments: Namespace) -> int:
     return OK if verdicts <= {Verdict.REPRODUCED, Verdict.EXCEEDED} else INCONCLUSIVE
 
 
-def _judged(part: ClaimPart, measured: CheckedClaim) -> tuple[Estimate, Verdict]:
-    """What was measured of a part of the claim, and the verdict."""
+def _judged(part: ClaimPart, measured: Versus) -> Judged:
     from gnnlab.lab.claims import Claim, Rule, verdict
 
-    metric, ratio = ("memory_ratio", measured.memory) if part.memory else ("ratio", measured.speed)
+    metric, ratio = ("memory_ratio", measured.memory.ratio) if part.memory else ("ratio", measured.speed)
     fields = {"id": part.text, "statement": part.text, "claimed": part.claimed, "margin": part.margin}
     fields |= {"notebook": "09", "of": Rule(study="check"), "source": "file", "metric": metric}
-    return ratio, verdict(Claim(**fields), ratio.interval)
+    return part, ratio, verdict(Claim(**fields), ratio and ratio.interval)
 
 
-def _markdown(name: str, parts: list[tuple[ClaimPart, Estimate, Verdict]], measured: CheckedClaim) -> str:
+def _report(name: str, claim: str, parts: list[Judged], measured: Versus) -> dict[str, object]:
+    claims = [
+        {"claim": part.text, "read_as": part.reading, **(asdict(ratio) if ratio else {}), "verdict": verdict.value}
+        for part, ratio, verdict in parts
+    ]
+    why = {"memory_not_judged": measured.memory.why} if measured.memory and measured.memory.why else {}
+    report = {"file": name, "claim": claim, "claims": claims, **asdict(measured), **why}
+    return report | {"smallest_effect_seen": measured.detectable}
+
+
+def _markdown(name: str, parts: list[Judged], measured: Versus) -> str:
     """For a terminal, and for a comment on a pull request."""
     from gnnlab.lab.text import error_text, estimate_text, number
 
     verdicts, rows = [], []
     for part, ratio, judged in parts:
-        text = f"{estimate_text(ratio)}x"
-        if ratio.low is not None and ratio.low <= 1 <= ratio.high:
+        text = f"{estimate_text(ratio)}x" if ratio else measured.memory.why
+        if ratio and ratio.low is not None and ratio.low <= 1 <= ratio.high and not part.memory:
             text = f"no difference seen, {text}"
         verdicts.append(f"{part.text}: {judged.value}, {text}")
         rows.append(f"| {part.text} | {part.reading} | {text} | {judged.value} |")
     sees = "Such runs tell no effect: they have no interval."
     if measured.detectable is not None:
-        percent = number(100 * (measured.detectable - 1))
-        sees = f"Four in five runs like this one would notice an effect of {percent} %."
-    before, after = estimate_text(measured.before_ms), estimate_text(measured.after_ms)
+        sees = (
+            f"Smallest effect that it would notice in four runs of five: {number(100 * (measured.detectable - 1))} %."
+        )
     count = len(measured.processes)
-    return "\n".join(
-        [
-            f"**{name}**: {'; '.join(verdicts)}",
-            "",
-            "| claim | read as | measured, 95 % interval | verdict |",
-            "|---|---|---|---|",
-            *rows,
-            "",
-            f"Medians with 95 % intervals: before {before} ms, after {after} ms; {error_text(measured.parity_error)}.",
-            f"{count} process{'es' * (count != 1)}, {measured.before_ms.n} rounds, {measured.conditions}. {sees}",
-        ]
-    )
+    where = "one process: the interval is that within it" if count == 1 else f"{count} processes"
+    lines = [
+        f"**{name}**: {'; '.join(verdicts)}",
+        "",
+        "| claim | read as | measured, 95 % interval | verdict |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        f"Medians with 95 % intervals: before {estimate_text(measured.before_ms)} ms, after "
+        f"{estimate_text(measured.after_ms)} ms; {error_text(measured.error)}.",
+        f"{where}; {measured.before_ms.n} rounds, {measured.conditions}. {sees}",
+    ]
+    if measured.memory:
+        peaks = f"before {measured.memory.before}; after {measured.memory.after}"
+        lines.append(f"Peak memory beside model and inputs, in fresh processes: {peaks}.")
+    return "\n".join(lines)

@@ -34,11 +34,11 @@ from gnnswap.parity import Deviation
 
 RANDOM = 1e-3  # relative; threads that add in another order differ by less
 ALLOWED = parity.RTOL_FLOAT32
-YOURS, INPUTS = "your graph", "your inputs"
+YOUR_GRAPH, INPUTS = "your graph", "your inputs"
 SAME_SIZE = "other edges, same size"
 HARD = "isolated nodes, repeated edges, self-loops"
 AGAIN = "your graph again"
-FEW = (YOURS, INPUTS, SAME_SIZE, HARD, AGAIN)  # for what is compiled anew for each size, in a minute
+FEW = (YOUR_GRAPH, INPUTS, SAME_SIZE, HARD, AGAIN)  # for what is compiled anew for each size, in a minute
 _OTHERS = {  # nodes, edges
     HARD: (37, 91),
     "no edges": (11, 0),
@@ -115,10 +115,10 @@ def check(user: UserModel) -> None:
 
 def _state(user: UserModel) -> dict[str, Tensor]:
     """Weights, buffers and tensors that go in, by names for a reader."""
-    held = [*user.model.named_parameters(), *user.model.named_buffers()]
+    tensors = [*user.model.named_parameters(), *user.model.named_buffers()]
     fields = user.batch if isinstance(user.batch, Mapping) else user.data.to_dict()
     inputs = {f"its argument {name}": value for name, value in fields.items() if isinstance(value, Tensor)}
-    return {f"its weight {name}": value for name, value in held} | inputs
+    return {f"its weight {name}": value for name, value in tensors} | inputs
 
 
 def _outputs(user: UserModel) -> list[Tensor]:
@@ -137,7 +137,7 @@ def _outputs(user: UserModel) -> list[Tensor]:
     return [leaf.clone() for leaf in leaves]
 
 
-# ---- the graphs of a proof ------------------------------------------------------------------------------------------
+# ---- the graphs of a check ------------------------------------------------------------------------------------------
 
 
 def graphs(user: UserModel) -> dict[str, Data]:
@@ -148,13 +148,13 @@ def graphs(user: UserModel) -> dict[str, Data]:
     if user.given:
         return {INPUTS: data}
     if any(getattr(module, "cached", False) is True for module in user.model.modules()):
-        return {YOURS: data}
+        return {YOUR_GRAPH: data}
     draw = torch.Generator().manual_seed(0)
     sizes = {SAME_SIZE: (data.num_nodes, data.num_edges), **_OTHERS}
     drawn = {name: _drawn(data, *size, draw) for name, size in sizes.items()}
     together = _drawn(data, 45, 160, draw)
     together.batch = torch.arange(45) // 20 + (torch.arange(45) >= 40)  # graphs of 20, 20, none and 5 nodes
-    return {YOURS: data, **drawn, "four graphs, one without nodes": together, AGAIN: data}
+    return {YOUR_GRAPH: data, **drawn, "four graphs, one without nodes": together, AGAIN: data}
 
 
 def _drawn(data: Data, nodes: int, edges: int, draw: torch.Generator) -> Data:
@@ -180,7 +180,7 @@ def _drawn(data: Data, nodes: int, edges: int, draw: torch.Generator) -> Data:
     return made
 
 
-# ---- the proof ------------------------------------------------------------------------------------------------------
+# ---- the check ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -193,21 +193,21 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Proof:
-    """`error`: the largest over all tensors, relative to what it is compared with; at most `ALLOWED` where it held.
+class EquivalenceResult:
+    """`error`: the largest over all tensors, relative to what it is compared with; at most `ALLOWED` where it passed.
 
-    `held`: graphs on which it did. `wrong`: graphs with what was off, or how the fast form failed. `skipped`: graphs
+    `passed`: graphs on which it did. `wrong`: graphs with what was off, or how the fast form failed. `skipped`: graphs
     that the user's own model does not take, with why.
     """
 
     error: float
-    held: tuple[str, ...]
+    passed: tuple[str, ...]
     wrong: dict[str, str]
     skipped: dict[str, str]
 
     @property
     def equal(self) -> bool:
-        return bool({YOURS, INPUTS} & {*self.held}) and not self.wrong
+        return bool({YOUR_GRAPH, INPUTS} & {*self.passed}) and not self.wrong
 
 
 def reference(user: UserModel) -> dict[str, Case]:
@@ -217,7 +217,7 @@ def reference(user: UserModel) -> dict[str, Case]:
     where = device_of(user.model, user.batch)
     for name, graph in graphs(user).items():
         if name == AGAIN:
-            cases[name] = cases[YOURS]
+            cases[name] = cases[YOUR_GRAPH]
             continue
         try:
             batch = user.batch
@@ -234,9 +234,11 @@ def reference(user: UserModel) -> dict[str, Case]:
     return cases
 
 
-def compare(form: nn.Module, user: UserModel, cases: Mapping[str, Case], names: Collection[str] | None = None) -> Proof:
+def compare(
+    form: nn.Module, user: UserModel, cases: Mapping[str, Case], names: Collection[str] | None = None
+) -> EquivalenceResult:
     """A fast form, which was called before, against the reference: in all cases or in those of some `names` alone."""
-    worst, held, wrong, skipped = 0.0, [], {}, {}
+    worst, passed, wrong, skipped = 0.0, [], {}, {}
     for name, case in cases.items():
         if names is not None and name not in names:
             continue
@@ -252,10 +254,10 @@ def compare(form: nn.Module, user: UserModel, cases: Mapping[str, Case], names: 
         else:
             if error <= ALLOWED:
                 worst = max(worst, error)
-                held.append(name)
+                passed.append(name)
             else:
                 wrong[name] = f"{error.of}: {error.why}" if error.why else f"{error.of} is off by {error:.1e}"
-    return Proof(worst, tuple(held), wrong, skipped)
+    return EquivalenceResult(worst, tuple(passed), wrong, skipped)
 
 
 def values(model: nn.Module, batch: Any, train: bool) -> Values:

@@ -1,6 +1,6 @@
 """What can make a user's model faster, one `RewriteStep` each: why it applies, and the function that applies it.
 
-    applies, why = look("fast layers", model, batch)
+    applies, why = applies_to("fast layers", model, batch)
     model = fast_layers(model, batch)                    # a new model, or the same one changed
     model = threads(model, batch, 1)                     # one thread of torch in each call
 
@@ -39,19 +39,23 @@ from gnnswap.inputs import call, tensors_in
 CONSTANT, FAST_LAYERS, CAPTURED, ALLOCATOR = "constant output", "fast layers", "captured", "mallopt"
 COMPILED = "torch.compile"
 COUNTS = sorted({machine.cores(), *(2**power for power in range(machine.cores().bit_length()))})  # of threads
-_KEEPING = {-4: 0, -1: 2**31 - 1, -8: 1}  # of mallopt: M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
+_KEEPING = {  # variable of the environment: parameter of mallopt (M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX), value
+    "MALLOC_MMAP_MAX_": (-4, 0),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
+    "MALLOC_ARENA_MAX": (-8, 1),
+}
 
 
 @dataclass(frozen=True)
 class RewriteStep:
     """`why` says of a model and its batch why the step applies, and raises `GnnlabError` where it does not. `apply` is
-    a function of this module, or a partial one with further arguments by name. `apart`: steps before it that it does
-    not go with. `compiles`: it is made anew for graphs of another size, which takes long."""
+    a function of this module, or a partial one with further arguments by name. `conflicts_with`: steps before it.
+    `compiles`: it is made anew for graphs of another size, which takes long."""
 
     name: str
     why: Callable[[nn.Module, Any], str]
     apply: Callable[[nn.Module, Any], nn.Module]
-    apart: Sequence[str] = ()
+    conflicts_with: Sequence[str] = ()
     training: bool = True
     exact: bool = True
     compiles: bool = False
@@ -64,7 +68,7 @@ class RewriteStep:
         return f"steps.{function.__name__}(model, batch{more})"
 
 
-def yours(
+def user_model(
     factory: Callable[..., nn.Module], data: Data, options: dict[str, Any], device: str | None = None
 ) -> tuple[nn.Module, Any]:
     """The model that a factory of the user's makes, and what its forward takes of the graph `data`; both on `device`
@@ -83,9 +87,10 @@ def fast_layers(model: nn.Module, batch: Any) -> nn.Module:
 
 def mallopt(model: nn.Module, batch: Any) -> nn.Module:
     """`model`; from now on this process keeps the memory that it frees, so that large results take no new pages from
-    the system: `mallopt` of the GNU C library."""
-    for parameter, value in _KEEPING.items():
-        ctypes.CDLL(None).mallopt(parameter, value)
+    the system: `mallopt` of the GNU C library, which a variable of the environment takes the place of."""
+    for variable, (parameter, value) in _KEEPING.items():
+        if variable not in os.environ:
+            ctypes.CDLL(None).mallopt(parameter, value)
     return model
 
 
@@ -252,7 +257,7 @@ def tried(train: bool) -> list[str]:
     return sorted(names, key=lambda name: (name != FAST_LAYERS, *last[name]))
 
 
-def look(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:
+def applies_to(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:
     """Does a step apply to a model, and why or why not."""
     try:
         return True, STEPS[name].why(model, batch)
@@ -260,15 +265,20 @@ def look(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:
         return False, one_line(error)
 
 
-def ordered(plan: Iterable[str]) -> tuple[str, ...]:
+def in_order(plan: Iterable[str]) -> tuple[str, ...]:
     """Steps in the order in which they are applied."""
     wanted = set(plan)
     return tuple(name for name in STEPS if name in wanted)
 
 
-def go_together(first: str, second: str) -> bool:
+def compatible(first: str, second: str) -> bool:
     """Can two steps be in one plan?"""
-    return first not in STEPS[second].apart and second not in STEPS[first].apart
+    return first not in STEPS[second].conflicts_with and second not in STEPS[first].conflicts_with
+
+
+def environment(plan: Sequence[str]) -> dict[str, str]:
+    """What a plan asks of the environment of its process, as it is when the process starts."""
+    return {name: str(value) for name, (_, value) in _KEEPING.items()} if ALLOCATOR in plan else {}
 
 
 def apply(plan: Sequence[str], model: nn.Module, batch: Any) -> nn.Module:

@@ -1,6 +1,6 @@
-"""The fast model as a module to read, to change and to use as module:factory in place of the user's own.
+"""What `gnnlab optimize` says, and the fast model as a module to read, to change and to use as module:factory.
 
-It imports their factory and applies the steps that were kept, each with what it brought.
+The module imports the user's factory and applies the steps that were kept, each with what it brought.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from gnnlab.errors import GnnlabError
 from gnnlab.files import write_atomically
 from gnnlab.measure.estimates import Estimate
 from gnnlab.optimize.equivalence import ALLOWED, INPUTS
-from gnnlab.optimize.search import Optimized
+from gnnlab.optimize.search import NOT_SHOWN, OptimizeReport
 from gnnlab.optimize.steps import FAST_LAYERS, STEPS
 
+FAR_APART = 20.0  # ends of an interval: a gain between half and ten times says nothing
 _WIDTH = 110
 _BY = "written by `gnnlab optimize`"
 
@@ -31,7 +32,7 @@ from gnnlab.optimize import steps
 
 def make(data, **options):
     """The fast model; it is tried once on `data`, a PyG graph or other inputs. Its state_dict is that of `original`."""
-    model, batch = steps.yours(original, data, options{device})
+    model, batch = steps.user_model(original, data, options{device})
 {steps}
     return model
 '''
@@ -53,7 +54,7 @@ def check(spec: str, path: Path) -> None:
         raise GnnlabError(f"{path} is there and was not written by gnnlab optimize; write to another file")
 
 
-def write(report: Optimized, path: Path) -> None:
+def write(report: OptimizeReport, path: Path) -> None:
     """Write the module of a report whole or not at all; one that was written before is replaced.
 
     Raises:
@@ -66,60 +67,86 @@ def write(report: Optimized, path: Path) -> None:
     write_atomically(path, lambda file: file.write(text))
 
 
-def module_text(report: Optimized) -> str:
+def module_text(report: OptimizeReport) -> str:
     """The source of the module."""
     module, _, factory = report.spec.rpartition(":")
-    lines = "\n".join(_steps(report))
     device = "" if report.device is None else f", {report.device!r}"
-    parts = {"module": module, "factory": factory, "device": device, "steps": lines}
-    return _MODULE.format(head="\n".join(_head(report)), **parts)
+    head, lines = "\n".join(_head(report)), "\n".join(_steps(report))
+    return _MODULE.format(head=head, module=module, factory=factory, device=device, steps=lines)
 
 
 def gain_text(gain: Estimate) -> str:
-    """ "2.31 (2.25 to 2.37)" """
-    return f"{gain.value:.3g}" + ("" if gain.low is None else f" ({gain.low:.3g} to {gain.high:.3g})")
+    """ "2.31 (2.25 to 2.37)"; of one whose ends are far apart the middle says nothing."""
+    if gain.low is None:
+        return f"{gain.value:.3g}, without an interval"
+    text = f"{gain.value:.3g} ({gain.low:.3g} to {gain.high:.3g})"
+    if not gain.low <= 1 <= gain.high:
+        return text
+    return "too noisy to tell" if gain.high > FAR_APART * max(gain.low, 1e-12) else f"no difference seen, {text}"
 
 
-def result(report: Optimized) -> Iterator[str]:
-    """Gain, time, memory and proof of a report that has a plan, a sentence each."""
-    ms, held, proof = report.ms, report.memory_mib, report.proof
-    where = "in one process" if report.processes == 1 else f"over {report.processes} processes"
-    if report.gain.low is not None and report.gain.low <= 1:
-        where += f", clearly in {report.clear} of them"
-    yield f"{' + '.join(report.plan)}: {gain_text(report.gain)} times as fast {where}."
-    call = "a forward and backward pass (dropout at 0)" if report.train else "a forward pass in eval mode"
-    yield f"Time of {call}: {ms['yours']:.3g} ms before, {ms['fast']:.3g} ms now."
-    yield f"Memory at its peak, beside model and inputs: {held['yours']:.3g} MiB before, {held['fast']:.3g} MiB now."
+def sentences(report: OptimizeReport) -> list[str]:
+    """Gain, time, memory and what was checked, and what was not applied, for a reader."""
+    lines = list(_result(report)) if report.plan else []
+    if not report.plan:
+        may = "; ".join(f"{tried.name}, {gain_text(tried.gain)}" for tried in report.tried if tried.reason == NOT_SHOWN)
+        more = f"No gain is beyond the noise. Open, for more --processes or --seconds: {may}."
+        lines.append(more if may else "No step was seen to make it faster: nothing to write.")
+    if busy := report.facts["busy"]:
+        lines.append(f"The machine was busy ({busy}): on a quiet one gains may be others, of threads above all.")
+    lines += [
+        f"Not applied, as it changes results: {tried.name}, {gain_text(tried.gain)} times as fast, with errors of "
+        f"{tried.error:.1e} of the largest output."
+        for tried in report.tried
+        if tried.error is not None and tried.gain and tried.gain.low is not None and tried.gain.low > 1
+    ]
+    if why := report.inapplicable.get(FAST_LAYERS):
+        lines.append(f"No fast layers: {why}.")
+    if count := len(report.inapplicable):
+        lines.append(f"{count} step{'s do' if count > 1 else ' does'} not apply to it (--json says why).")
+    return lines
+
+
+def _result(report: OptimizeReport) -> Iterator[str]:
+    whole, checked = report.whole, report.checked
+    if whole is None:
+        yield f"{' + '.join(report.plan)}: not measured as a whole yet; each step's gain stands beside it."
+    else:
+        count = len(whole.processes)
+        where = "within one process" if count == 1 else f"over {count} processes"
+        yield f"{' + '.join(report.plan)}: {gain_text(whole.speed)} times as fast {where}."
+        call = "a forward and backward pass (dropout at 0)" if report.train else "a forward pass in eval mode"
+        yield f"Time of {call}: {whole.before_ms.value:.3g} ms before, {whole.after_ms.value:.3g} ms now."
+    if whole and whole.memory:
+        peaks = f"before {whole.memory.before}; now {whole.memory.after}"
+        yield f"Peak memory beside model and inputs: {peaks}."
     what = "outputs and gradients" if report.train else "outputs"
-    also = ", and each fast layer on drawn graphs" if INPUTS in proof["held"] and FAST_LAYERS in report.plan else ""
+    also = ", and each fast layer on drawn graphs" if INPUTS in checked["passed"] and FAST_LAYERS in report.plan else ""
     yield (
-        f"Proven equal on {'; '.join(proof['held'])}{also}: {what} differ by {proof['error']:.1e} relative, allowed is "
-        f"{ALLOWED:.0e}."
+        f"Checked to be equal on {'; '.join(checked['passed'])}{also}: {what} differ by {checked['error']:.1e} "
+        f"relative, allowed is {ALLOWED:.0e}."
     )
-    for graph, why in proof["skipped"].items():
+    for graph, why in checked["skipped"].items():
         yield f"Your model does not take {graph}: {why}."
 
 
-def _head(report: Optimized) -> Iterator[str]:
+def _head(report: OptimizeReport) -> Iterator[str]:
     facts = report.facts
-    yield f"{report.spec} made faster, and proven equal: {_BY}, {date.today().isoformat()}."
+    yield f"{report.spec} made faster, and checked to be equal: {_BY}, {date.today().isoformat()}."
     yield ""
     on = f"Graph: {report.graph}, {facts['nodes']:,} nodes, {facts['edges']:,} edges."
-    busy = f" It was busy: {facts['busy']}." if facts["busy"] else ""
     on_card = f"{facts['device']}, float32 products: {facts['float32_products']}; " if "device" in facts else ""
-    machine = (
-        f"Machine: {on_card}{facts['processor']}, {facts['cores']} cores, threads of torch: {facts['threads']}.{busy}"
-    )
+    machine = f"Machine: {on_card}{facts['processor']}, {facts['cores']} cores, threads of torch: {facts['threads']}."
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    for sentence in (*result(report), on, machine, f"Versions: {versions}."):
+    for sentence in (*sentences(report), on, machine, f"Versions: {versions}."):
         yield from textwrap.wrap(sentence, _WIDTH, subsequent_indent="    ")
 
 
-def _steps(report: Optimized) -> Iterator[str]:
+def _steps(report: OptimizeReport) -> Iterator[str]:
     """The calls of the plan; what changes results as a comment, for the reader to decide."""
     tried = {step.name: step for step in report.tried}
     for name in report.plan:
-        yield from _comment(f"{name} ({tried[name].why}): {gain_text(tried[name].gain)} times as fast as before it")
+        yield from _comment(f"{name} ({tried[name].reason}): {gain_text(tried[name].gain)} times as fast as before it")
         yield f"    model = {STEPS[name].code}"
     for step in report.tried:
         if not STEPS[step.name].exact and step.gain and step.gain.value > 1:

@@ -10,10 +10,12 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv, GraphSAGE, SAGEConv
 
+from examples import growth
+from examples.alternatives import forms_of
 from gnnlab.errors import GnnlabError
 from gnnlab.measure import race, restore, tensors, timing
-from gnnlab.optimize import captured, growth, peers, steps, written
-from gnnlab.optimize import equivalence as proof
+from gnnlab.measure.versus import versus
+from gnnlab.optimize import captured, equivalence, steps, written
 from gnnlab.optimize import search as optimize
 from gnnlab.profile import memory, operators, roofline, runtime, survey
 from gnnlab.training import interactions
@@ -297,9 +299,9 @@ def test_captured_is_proven_and_raced_after_the_fast_layers(module, train, dropo
     assert alone["why"].startswith("it asks the device for a value")  # GCN of PyG
     both = (steps.FAST_LAYERS, steps.CAPTURED)
     attempted = optimize.attempt(of=of, plan=both)
-    assert attempted["why"] is None and {proof.YOURS, proof.SAME_SIZE} <= {*attempted["proof"]["held"]}, attempted
-    times = optimize.race(of=of, plans=[both], budget_s=0.3, seed=0)
-    assert min(times[optimize.name_of(both)]) > 0
+    assert attempted["why"] is None
+    assert {equivalence.YOUR_GRAPH, equivalence.SAME_SIZE} <= {*attempted["checked"]["passed"]}
+    assert optimize._race(of, (), both, processes=1, seconds=0.3, memory=True).memory.ratio.value > 0
 
 
 def test_edges_that_go_in_are_a_reason_in_the_report_of_optimize(module):
@@ -309,7 +311,7 @@ def test_edges_that_go_in_are_a_reason_in_the_report_of_optimize(module):
 
 def test_optimize_finds_and_writes_a_captured_model(module, tmp_path, monkeypatch):
     names = [steps.FAST_LAYERS, "inference mode", steps.CAPTURED]
-    report = optimize.optimize(f"{module}:sage_on_graph", GRAPH, device="cuda", budget_s=60, processes=1, only=names)
+    report = optimize.optimize(f"{module}:sage_on_graph", GRAPH, device="cuda", processes=1, only=names)
     assert steps.CAPTURED in report.plan and report.gain.value > 1, report.tried
     assert report.facts["device"] in "\n".join(written._head(report))
     Path(tmp_path / "fast_on_cuda.py").write_text(written.module_text(report))
@@ -320,14 +322,13 @@ def test_optimize_finds_and_writes_a_captured_model(module, tmp_path, monkeypatc
         assert parity.error(out, own.model.eval()(own.batch["x"])) <= 1e-4
 
 
-def test_growth_and_peers_run_on_the_card():
-    cell = {"model": "SAGE", "nodes": 300, "edges": 1200, "threads": 1, "seconds": 0.0, "device": "cuda"}
+def test_growth_and_what_others_write_run_on_the_card():
     for phase in growth.PHASES:
-        plain, fast = (growth.cell(form=form, phase=phase, **cell) for form in growth.FORMS)
-        assert fast["norm"] == pytest.approx(plain["norm"], rel=1e-4)
-        assert all(one["peak"] > 0 and min(one["samples"]) > 0 for one in (plain, fast))
+        forms = growth.forms("SAGE", 300, 1200, phase, "cuda")
+        raced = versus(*forms, processes=1, seconds=0.1, mode="plain", tolerance=1e-4, memory=True)
+        assert raced.device == "cuda:0" and raced.memory.ratio.value > 0
     x, edge_index = drawn()
-    forms = peers.forms_of(SAGEConv(16, 8).cuda().eval(), edge_index, 200, ["EdgeIndex", "sparse CSR", "captured"], x=x)
+    forms = forms_of(SAGEConv(16, 8).cuda().eval(), edge_index, 200, ["EdgeIndex", "sparse CSR", "captured"], x=x)
     raced = race.race_forms(forms, {"x": x}, mode="plain", tolerance=1e-4, budget_s=0.1)
     assert {name: raced[name].reason for name in ("gnnlab", "gnnlab, captured")} == {
         "gnnlab": None,

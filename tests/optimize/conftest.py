@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from planted_search import Here, Planted
+from planted_search import Planted
 
-from gnnlab.optimize import search as optimize
-from gnnlab.optimize import steps
+from gnnlab.optimize import search, steps
 
 
 @pytest.fixture
@@ -18,12 +17,10 @@ def dropout_again(monkeypatch):
 @pytest.fixture
 def here(monkeypatch, dropout_again):
     """Runs the search on a real model, with steps that pay if they are right."""
-    planted = Planted(lambda plan, process: 0.5 ** len(plan))
-    monkeypatch.setattr(optimize, "Worker", lambda **environment: Here(planted, 1))
-    monkeypatch.setattr(optimize, "clock", lambda: 0.0)
+    Planted(monkeypatch, lambda plan, process: 0.5 ** len(plan), here=True)
 
     def run(factory, names=("fast layers", "inference mode"), graph="karate", train=False):
         monkeypatch.setattr(steps, "tried", lambda train: list(names))
-        return optimize.optimize(f"own_models:{factory}", graph, train=train, processes=2)
+        return search.optimize(f"own_models:{factory}", graph, train=train)
 
     return run

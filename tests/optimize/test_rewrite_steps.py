@@ -90,9 +90,9 @@ def test_bfloat16_is_that_of_autocast():
 
 def test_what_goes_in_is_where_the_factory_makes_the_model_or_where_both_are_moved():
     data = Data(x=X, edge_index=EDGES)
-    made_on_meta, batch = steps.yours(lambda data: SAGEConv(4, 2).to("meta"), data, {})
+    made_on_meta, batch = steps.user_model(lambda data: SAGEConv(4, 2).to("meta"), data, {})
     assert made_on_meta.lin_l.weight.device.type == batch["x"].device.type == batch["edge_index"].device.type == "meta"
-    model, batch = steps.yours(lambda data: SAGEConv(4, 2), data, {}, "meta")
+    model, batch = steps.user_model(lambda data: SAGEConv(4, 2), data, {}, "meta")
     assert model.lin_l.weight.device.type == batch["x"].device.type == "meta" and data.x.device.type == "cpu"
 
 

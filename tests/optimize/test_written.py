@@ -8,8 +8,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+from planted_search import raced
 
 from gnnlab.errors import GnnlabError
+from gnnlab.measure.estimates import Estimate
 from gnnlab.optimize import steps, written
 
 LAYERS, MODE = "fast layers", "inference mode"
@@ -56,14 +58,12 @@ def report(here):
 def test_a_module_says_what_each_step_brought_on_what_machine_and_what_was_proven(report):
     text = written.module_text(report)
     ast.parse(text)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 120
-    for words in (f"{report.gain.value:.3g} (", "over 2 processes", "threads of torch", "no edges", "2 GCNConv", "MiB"):
-        assert any(words in line for line in lines), words
+    assert max(map(len, text.splitlines())) <= 120
+    for words in (f"{report.gain.value:.3g} (", "over 3 processes", "threads of torch", "no edges", "2 GCNConv", "MiB"):
+        assert words in " ".join(text.split()), words
     assert text.index(steps.STEPS[LAYERS].code) < text.index(steps.STEPS[MODE].code)
-    assert "times as fast in one process" in written.module_text(replace(report, processes=1))
-    unsure = replace(report, gain=replace(report.gain, low=0.9), clear=1)
-    assert "over 2 processes, clearly in 1 of them" in written.module_text(unsure)
+    assert "times as fast within one process" in written.module_text(replace(report, whole=raced([0.5])))
+    assert "not measured as a whole yet" in written.module_text(replace(report, whole=None))
 
 
 def test_what_changes_results_is_written_as_a_comment(report):
@@ -88,6 +88,13 @@ def test_a_module_for_a_device_moves_the_model_and_names_the_card(here):
     report = here("gcn", (LAYERS,))
     card = {"device": "NVIDIA H100", "float32_products": "highest"}
     text = written.module_text(replace(report, device="cuda", facts={**report.facts, **card}))
-    assert 'steps.yours(original, data, options, "cuda")' in text.replace("'", '"')
+    assert 'steps.user_model(original, data, options, "cuda")' in text.replace("'", '"')
     assert "Machine: NVIDIA H100, float32 products: highest;" in text
     ast.parse(text)
+
+
+def test_a_gain_that_may_be_anything_is_not_given_as_a_number_and_none_is_said_to_be_none():
+    assert written.gain_text(Estimate(2.0, 0.0, 132_317.0, 2)) == "too noisy to tell"
+    assert written.gain_text(Estimate(2.0, 1.9, 2.1, 5)) == "2 (1.9 to 2.1)"
+    assert written.gain_text(Estimate(1.0, 0.97, 1.12, 5)) == "no difference seen, 1 (0.97 to 1.12)"
+    assert written.gain_text(Estimate(1.5, None, None, 2)) == "1.5, without an interval"

@@ -8,7 +8,7 @@ from torch_geometric.nn import GCN, GIN, GCNConv, GINConv, GINEConv, GraphConv
 
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.race import race_forms
-from gnnlab.optimize.peers import forms_of
+from examples.alternatives import forms_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # torch, of its own adjacency
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 1, 4, 3]])
