@@ -26,8 +26,8 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from gnnswap import backends
 from gnnswap.neighbours import Neighbours
+from gnnswap.passes import triton_for
 
 CHUNK_NUMBERS = 1 << 18  # of a product per edge that a thread has in memory at once: 1 MiB of float32, within the cache
 SAMPLED_WIDTH = 8  # in float32 torch's sampled product takes 4 to 16 times as long for rows of 2 to 7 numbers as for 8
@@ -134,7 +134,7 @@ def unrecorded_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> 
     """One fused call without autograd, weights in the order of `neighbours.col`."""
     if x.numel() == 0:
         return x.new_zeros(neighbours.num_nodes, x.shape[1])
-    passes = backends.triton_for(x)
+    passes = triton_for(x)
     if passes is not None:
         return passes.weighted_sum(x.detach(), neighbours, None if weight is None else weight.detach())
     return bag_sum(x, neighbours, weight)
@@ -159,7 +159,7 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     """
     if recorded(a, b) or transformed(a, b):
         return (a.index_select(0, neighbours.row) * b.index_select(0, neighbours.col)).sum(1)
-    passes = backends.triton_for(a)
+    passes = triton_for(a)
     if passes is not None:
         return passes.edge_products(a.detach().unsqueeze(1), b.detach().unsqueeze(1), neighbours).squeeze(1)
     precise = a.is_cpu and a.dtype in (torch.float32, torch.float64)
@@ -187,7 +187,7 @@ def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = N
         return scattered(values if order is None else values.index_select(0, order), neighbours)
     if values.shape[0] == 0 or values.numel() == 0:
         return values.new_zeros(neighbours.num_nodes, *values.shape[1:])
-    passes = backends.triton_for(values)
+    passes = triton_for(values)
     if passes is not None:
         if order is not None and order is not neighbours.order:
             values, order = values.index_select(0, order), None

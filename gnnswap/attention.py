@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnswap import aggregation, backends
+from gnnswap import aggregation
 from gnnswap.aggregation import (
     Kernel,
     edge_products,
@@ -32,6 +32,7 @@ from gnnswap.aggregation import (
 )
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours, index_type
+from gnnswap.passes import triton_for
 from gnnswap.sums import all_finite
 
 # exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
@@ -45,7 +46,7 @@ def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
 
     One sampled product over the graph of all heads: 2.5 to 5 times as fast as one for each piece of the edges.
     """
-    passes = backends.triton_for(a)
+    passes = triton_for(a)
     if passes is not None and not transformed(a, b) and not recorded(a, b):
         return passes.edge_products(a.detach(), b.detach(), neighbours)
     heads, width = a.shape[1:]
@@ -60,7 +61,7 @@ def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tens
     `values` (num_sources, H or 1, C), `weight` (E, H) in the order of `neighbours.col`.
     """
     heads, width = weight.shape[1], values.shape[2]
-    passes = backends.triton_for(values)
+    passes = triton_for(values)
     if passes is not None and not transformed(values, weight) and not recorded(values, weight):
         return passes.weighted_sum_by_head(values.detach(), neighbours, weight.detach())
     if heads > 1 and width <= NARROW:  # one bag over all heads, for a call costs as much as the sum of a narrow head
@@ -176,7 +177,7 @@ def one_pass(
     "gatv2": vector[h] . LeakyReLU(values[j, h] + query[i, h] + edge[e, h]), of query (N, H, C), no key, vector (H, C),
     edge (E, H, C). "transformer": scale * query[i, h] . key[j, h], of query (N, H, C), key (num_sources, H, C).
     """
-    passes = backends.triton_for(values)
+    passes = triton_for(values)
     heads, width = query.shape[1], values.shape[2]
     if passes is None or not passes.takes_heads(heads, width, values.shape[1] == 1 and heads > 1):
         return None
@@ -251,7 +252,7 @@ class _OnePass(Kernel):
 
     @staticmethod
     def forward(ctx, query, key, values, vector, edge, keep, neighbours, kind, slope, scale):
-        passes = backends.triton_for(values)
+        passes = triton_for(values)
         tensors = [None if one is None else one.detach() for one in (query, key, values)]
         more = {"vector": vector, "edge": edge, "keep": keep}
         more = {name: None if one is None else one.detach() for name, one in more.items()}
@@ -265,7 +266,7 @@ class _OnePass(Kernel):
         (query, key, values, vector, edge, keep, *saved) = ctx.saved_tensors
         neighbours, kind, slope, scale = ctx.settings
         more = {"vector": vector, "edge": edge, "keep": keep, "slope": slope, "scale": scale}
-        grads = backends.triton_for(values).attend_back(
+        grads = triton_for(values).attend_back(
             kind, grad, saved, query, key, values, neighbours, **more, wanted=ctx.needs_input_grad[:5]
         )
         return *grads, *[None] * 5
@@ -317,7 +318,7 @@ class _AdditiveScores(Kernel):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, neighbours: Neighbours) -> Tensor:
-        ctx.neighbours, passes = neighbours, backends.triton_for(scores)
+        ctx.neighbours, passes = neighbours, triton_for(scores)
         if passes is not None:
             rows = scores.flatten(1) if scores.dim() > 1 else scores.unsqueeze(1)
             shift = passes.log_sum_exp(rows.detach(), neighbours).index_select(0, neighbours.row)

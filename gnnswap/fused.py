@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from gnnswap import backends
 from gnnswap.aggregation import Kernel, unrecorded_sum, wide
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import Neighbours
+from gnnswap.passes import passes_of
 
 
 class Compiled:
@@ -37,7 +37,6 @@ class Compiled:
     stores what it compiles itself."""
 
     seconds = triton_seconds = 0.0
-    passes = 0  # that ran: whoever counts torch's operators does not see them
     fresh = 0  # compiled here
     stored = True
 
@@ -51,9 +50,9 @@ class Rows(NamedTuple):
     as_given: bool
 
 
-def passes_for(x: Tensor) -> ModuleType:
+def passes_for(x: Tensor) -> Any:
     """The passes over edges for tensors on this device; numba is loaded with the first one."""
-    return backends.triton_for(x) or importlib.import_module("gnnswap.fused_numba")
+    return passes_of(backends.triton_for(x) or importlib.import_module("gnnswap.fused_numba"))
 
 
 def _by_target(graph: Neighbours, as_given: bool) -> Rows:

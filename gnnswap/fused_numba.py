@@ -50,7 +50,6 @@ class _Kernel:
         self.several = _compiled(_blocks, f"{function.__name__}_several", names, parallel=True)
 
     def __call__(self, rows: Rows, *given: Tensor | float | None) -> None:
-        Compiled.passes += 1
         first, edges = given[0], rows.graph.num_edges
         given = *given, *_edges_of(rows, self.edges)
         number = np.float32 if first.dtype is torch.float32 else np.float64

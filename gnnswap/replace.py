@@ -89,13 +89,15 @@ class Memory:
     first_call: int
     kept: int
     kept_in_training: int
+    differs: str = ""  # what the process held, where that is not what torch's allocator, by which these are, gave
 
     def __str__(self) -> str:
         if self.before < MIB:
             return "memory: less than 1 MiB on this example, too little to compare"
         peaks = f"{_mib(self.before)} MiB before, {_mib(self.after)} after, {_mib(self.first_call)} in the first call"
         kept = f"{_mib(self.kept)} MiB after a forward pass, {_mib(self.kept_in_training)} after a training step"
-        return f"memory at its peak: {peaks}; kept between calls: {kept}"
+        differs = self.differs and f"; {self.differs}"
+        return f"memory at its peak: {peaks}; kept between calls: {kept}{differs}"
 
 
 @dataclass
@@ -387,10 +389,11 @@ def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, give: Callable[[
 def _memory(
     own: nn.Module, twin: nn.Module, give: Callable[[], Any], first_call: int, kept: int, device: torch.device
 ) -> Memory:
-    before, after = (peak_memory(torch.no_grad()(partial(_given, one, give)), device).peak for one in (own, twin))
+    before, after = (peak_memory(torch.no_grad()(partial(_given, one, give)), device) for one in (own, twin))
     with suppress(Exception), torch.enable_grad():  # a model need not be trainable
         _step(call(twin, give()), [p for p in twin.parameters() if p.requires_grad])
-    return Memory(before, after, first_call, kept, _held(twin))
+    differs = (f"{name}: {peak}" for name, peak in (("before", before), ("after", after)) if peak.agrees is False)
+    return Memory(before.peak, after.peak, first_call, kept, _held(twin), "; ".join(differs))
 
 
 def _held(model: nn.Module) -> int:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch_geometric.nn import GCN, GIN, GCNConv, GINConv, GINEConv, GraphConv
 
+from examples.alternatives import forms_of
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.race import race_forms
-from examples.alternatives import forms_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # torch, of its own adjacency
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 1, 4, 3]])

@@ -32,7 +32,7 @@ EXTRAS = (
 EXTRAS += " msgspec cachetools safetensors fastapi uvicorn redis sqlalchemy prometheus_client pydantic_settings"
 SWAP = ["swap", "examples.my_models:make_gat", "--graph", "karate"]
 CHECK = ["check", "examples/claims/expand.py", "--processes", "1", "--seconds", "0.1"]
-PROFILE = ["profile", "--model", "symptom_gat", "--graph", "symptoms", "--profile", "memory", "--seconds", "0.1"]
+PROFILE = ["profile", "--model", "symptom_gat", "--graph", "symptoms", "--profile", "memory", "--budget", "0.1"]
 
 
 def commanded(without, commands, folder):

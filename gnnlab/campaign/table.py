@@ -23,11 +23,11 @@ from gnnlab.measure.estimates import (
     CONFIDENCE,
     LEAST_SAMPLES,
     Estimate,
+    cluster_bootstrap,
     geometric_mean,
-    over_clusters,
     quotient,
 )
-from gnnlab.measure.sampling import TARGET
+from gnnlab.measure.timing import TARGET
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
 
@@ -264,7 +264,7 @@ def duration_rows(cells: pd.DataFrame, available: Mapping[str, Availability], kn
             notes = f"{len(stages)} cells of {len(whole)} units, {stages['within'].sum()} intervals within 2 %; {SPENT}"
             row |= {"value": stages["took_s"].sum() / 60, "n": 1, "notes": notes}
         else:
-            mean = over_clusters(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
+            mean = cluster_bootstrap(on["took_s"] * S4_CELLS / 3600, on["unit"], "mean")
             ends = {} if mean.low is None else {"low": max(mean.low, 0.0), "high": mean.high, "interval": CONFIDENCE}
             notes = f"{len(on)} cells of {len(whole)} units, scaled to S4's {S4_CELLS}; {SPENT}"
             row |= {"value": mean.value, "n": mean.n, "notes": notes, **ends}

@@ -1,7 +1,9 @@
-"""Profile one model on one graph: time, memory, FLOPs, scaling, operators.
+"""Profile one model on one graph: time, memory, FLOPs, operators, scaling, and the largest graph that fits.
 
-Each section is printed when it is done; all of them share the budget. The graph transformer has the sizes that
-notebook 01 starts from, unless others are given.
+Each section is printed when it is done; all of them share the budget, but for memory and fit, which take what they
+need. These two run in a process of their own, on a CPU: it gives freed memory back at once, so that its resident
+memory tells what torch's allocator does not see. The graph transformer has the sizes that notebook 01 starts from,
+unless others are given.
 
 Built-in models are symptom_gat and graph_transformer; a model of your own is module:factory, where
 factory(data) returns a torch module. A graph is a built-in name (symptoms, digits, karate), a PyG dataset
@@ -11,6 +13,7 @@ examples:
   gnnlab profile --model graph_transformer --profile runtime memory flops scaling
   gnnlab profile --model graph_transformer --hidden_dim 512 --num_layers 12 --num_nodes 1000
   gnnlab profile --model my_models:make_gat --graph my_graph.npz --profile runtime operators
+  gnnlab profile --model my_models:make_gat --graph my_graph.npz --profile fit --memory 24
   gnnlab profile --model symptom_gat --graph symptoms --json > profile.json
 """
 
@@ -20,7 +23,8 @@ import json
 import os
 import time
 from argparse import ArgumentParser, Namespace
-from contextlib import nullcontext
+from collections import Counter
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from gnnlab.errors import GnnlabError
 from gnnswap.errors import OneLineError
 
-from .arguments import add_inputs, add_json, count, graph_or_file, model_or_factory, seconds
+from .arguments import add_inputs, add_json, count, graph_or_file, model_or_factory, number, seconds
 from .tables import show, warn_if_busy
 
 if TYPE_CHECKING:
@@ -41,6 +45,9 @@ _SIZES = {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "ffn_dim": 64}  # t
 _NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]  # these, too
 _ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # what the user's environment says to the memory allocator
 _NODES_OF_OTHERS = 200  # of the graph on which layers and encodings are varied
+_LONGEST_S = 600  # of a section in a process of its own
+_APART = ("memory", "fit")  # in a process of their own, on a CPU
+_LAST = ("fit", "scaling")  # the longest ones
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -71,6 +78,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         ("num_runs", "runs (default: until the interval is within 2 %%)"),
     ):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=count, metavar="N", help=meaning)
+    gib = number(float, 0.001, 1e6, "number of GiB")
+    parser.add_argument("--memory", type=gib, metavar="GIB", help="what the graph has to fit into (this machine's)")
     parser.add_argument("--budget", type=seconds, default=60.0, metavar="S", help="seconds for all (%(default)g)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu or cuda (%(default)s)")
     add_json(parser)
@@ -81,17 +90,21 @@ def run(arguments: Namespace) -> int:
     from gnnlab.measure.timing import stopwatch
     from gnnlab.user_code import guarded, require
 
-    parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part == "scaling")  # the longest one last
-    if arguments.graph.startswith("inputs:") and "scaling" in parts:
-        raise GnnlabError("--profile scaling needs graphs of other sizes, which --inputs cannot give; leave it out")
+    parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part in _LAST and _LAST.index(part) + 1)
+    grown = [part for part in parts if part in _LAST]
+    if arguments.graph.startswith("inputs:") and grown:
+        raise GnnlabError(f"--profile {grown[0]} needs graphs of other sizes, which --inputs cannot give; leave it out")
+    if arguments.memory and "fit" not in parts:
+        raise GnnlabError("--memory says what --profile fit is for: add fit, or leave --memory out")
     if arguments.batch_size is not None and arguments.model != "symptom_gat":
         raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
     if foreign := ":" in arguments.model:
         require(arguments.model)
     from gnnlab.measure.restore import ProfilingContext
+    from gnnlab.measure.versus import FREED_AT_ONCE
+    from gnnlab.worker import Worker
 
-    n = arguments.num_nodes
-    workload = _built(arguments, f"random:nodes={n},edges={5 * n},seed=42" if n else arguments.graph)
+    workload = _built(arguments, _graph(arguments))
     with ProfilingContext(workload.model):
         report = _about(workload)
         warn_if_busy()
@@ -101,20 +114,59 @@ def run(arguments: Namespace) -> int:
                 f"{workload.label}: {info['nodes']:,} nodes, {info['edges']:,} edges, {info['total_parameters']:,} "
                 f"parameters ({info['parameter_memory_mb']:.2f} MiB); {threads} thread{'s' * (threads != 1)}"
             )
-        with stopwatch() as spent:
+        with stopwatch() as spent, Worker(keep_memory=False, **FREED_AT_ONCE) as worker:
             for number, part in enumerate(parts):
                 share_s = max((arguments.budget - spent.s) / (len(parts) - number), 0.01)  # none is left out
                 with guarded(f"{arguments.model}:") if foreign else nullcontext():
                     section, title = _PARTS[part]
-                    report[part], result = section(workload, arguments, share_s)
+                    if part in _APART and arguments.device == "cpu":
+                        options = {name: value for name, value in vars(arguments).items() if not callable(value)}
+                        task = {"part": part, "options": options}
+                        answer = worker.call(f"{__name__}:in_this_process", task, timeout_s=_LONGEST_S)
+                        report[part], text = answer.get(arguments.model)
+                    else:
+                        report[part], text = section(workload, arguments, share_s)
                 if not arguments.json:
-                    text = result if isinstance(result, str) else result.to_string(float_format="{:.4g}".format)
                     show(f"\n{title}\n{text}")
-    if arguments.json:
-        show(json.dumps(report, indent=2))
-    elif foreign:
-        show(f"Next: gnnlab swap {arguments.model}, on the same graph, shows which of its layers have a faster form.")
+    report["next"] = _next(report, workload, arguments)
+    if arguments.json or report["next"]:
+        show(json.dumps(report, indent=2) if arguments.json else f"\n{report['next']}")
     return 0
+
+
+def _graph(arguments: Namespace) -> str:
+    n = arguments.num_nodes
+    return f"random:nodes={n},edges={5 * n},seed=42" if n else arguments.graph
+
+
+def _next(report: dict[str, Any], workload: Workload, arguments: Namespace) -> str:
+    """What was found largest, and what to do about it; "" where nothing was."""
+    said = []
+    if top := report.get("operators", {}).get("top"):
+        said.append(f"{100 * top[0]['share']:.0f} % of the operators' time is {top[0]['operator']}")
+    if memory := report.get("memory"):
+        name, size = max(memory["breakdown"].items(), key=lambda part: part[1])
+        said.append(f"{size:.3g} of {memory['peak_mb']:.3g} MiB at the peak of a forward pass are {name}")
+    if ":" in arguments.model:
+        from gnnswap import swap
+
+        graph = f"--graph {_graph(arguments)}".replace("--graph inputs:", "--inputs ")
+        said.append(f"next: gnnlab optimize {arguments.model} {graph}")
+        with suppress(OneLineError):  # a model that cannot be copied
+            kinds = Counter(kind for _, kind, _ in swap(workload.model).replaced)
+            layers = " and ".join(f"{n} {kind}" for kind, n in kinds.items()) or "no layer"
+            said[-1] += f", with fast forms to be tried for {layers}"
+    return "; ".join(said)
+
+
+def in_this_process(part: str, options: dict[str, Any]) -> Section:
+    """A section of the model that the options name; what a process of its own is asked for."""
+    from gnnlab.measure.restore import ProfilingContext
+
+    arguments = Namespace(**options)
+    workload = _built(arguments, _graph(arguments))
+    with ProfilingContext(workload.model):
+        return _PARTS[part][0](workload, arguments, _LONGEST_S)
 
 
 def _built(arguments: Namespace, graph: str, **changes: Any) -> Workload:
@@ -159,7 +211,7 @@ def _about(workload: Workload) -> dict[str, Any]:
 
 # ---- the sections ----------------------------------------------------------------------------------------------------
 
-Section = tuple[dict[str, Any], "pd.DataFrame | pd.Series | str"]  # for JSON; to be printed
+Section = tuple[dict[str, Any], str]  # for JSON; to be printed
 
 
 def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -173,20 +225,24 @@ def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     frame = pd.DataFrame(report).T
     none = "none below six runs"
     frame["95 % interval"] = ["{:.4g} to {:.4g}".format(*ends) if ends else none for ends in frame["ci"]]
-    return report, frame[["median", "95 % interval", "mean", "std", "num_runs"]]
+    return report, _text(frame[["median", "95 % interval", "mean", "std", "num_runs"]])
 
 
 def _memory(workload: Workload, arguments: Namespace, share_s: float) -> Section:
-    """The peak of a forward pass without gradients and of a training pass; each breakdown adds up to its peak."""
+    """The peak of a forward pass without gradients and of a training pass, by torch's allocator (`peak_mb`, to which
+    the breakdown adds up) and by the resident memory of the process, where the system tells that."""
     from gnnlab.profile.memory import get_memory_breakdown
 
     mib = get_memory_breakdown(workload.model, workload.batch)
     resident = {name: mib.pop(name) for name in ("parameters", "buffers", "input")}
-    forward = {**resident, "activations": mib.pop("peak_temporary")}
-    training = {**resident, "activations_and_gradients": mib.pop("peak_training")}
-    peaks = [{"peak_mb": sum(parts.values()), "breakdown": parts} for parts in (forward, training)]
-    report = {**peaks[0], "training": peaks[1], "of_these": mib}
-    return report, _flat(report)
+    peaks = []
+    for name, holds in (("temporary", "activations"), ("training", "activations_and_gradients")):
+        parts, process = {**resident, holds: mib.pop(f"peak_{name}")}, mib.pop(f"process_{name}", None)
+        process = {} if process is None else {"process_peak_mb": sum(resident.values()) + process}
+        peaks.append({"peak_mb": sum(parts.values()), **process, "breakdown": parts})
+    report = {**peaks[0], "training": peaks[1], "of_these": dict(mib), "notes": mib.notes}
+    names = {"peak_mb": "peak_mb (torch's allocator)", "process_peak_mb": "process_peak_mb (resident memory)"}
+    return report, "\n".join([_text(_flat(report).rename(names)), *mib.notes])
 
 
 def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -207,9 +263,8 @@ def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
         report["formulas"] = {"total_gflops": estimate.total / 1e9, "breakdown": parts}
     except OneLineError as error:
         report["formulas"] = {"not_applicable": str(error)}
-    return report, _flat(report).rename(
-        {"total_gflops": f"total_gflops, at least: without {lacking}"} if lacking else {}
-    )
+    names = {"total_gflops": f"total_gflops, at least: without {lacking}"} if lacking else {}
+    return report, _text(_flat(report).rename(names))
 
 
 def _flat(report: dict[str, Any]) -> pd.Series:
@@ -217,7 +272,11 @@ def _flat(report: dict[str, Any]) -> pd.Series:
     import pandas as pd
 
     flat = pd.json_normalize(report, sep=", ").iloc[0]
-    return flat[[not isinstance(value, str) for value in flat]]
+    return flat[[isinstance(value, (int, float)) for value in flat]]
+
+
+def _text(table: pd.DataFrame | pd.Series) -> str:
+    return table.to_string(float_format="{:.4g}".format)
 
 
 def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -227,9 +286,9 @@ def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     varied: dict[str, list[Any]] = {"nodes": _NODES}
     if workload.name == "graph_transformer":
         varied |= {"layers": _LAYERS, "encoding": ["none", "lap", "rwse"]}
-    plan = survey.growth_plan(workload.name, partial(_built, arguments), varied, nodes=_NODES_OF_OTHERS)
     end, sizes = time.monotonic() + share_s, sum(map(len, varied.values()))
-    swept = survey.sweeps(plan, budget_s=share_s / (2 * sizes), in_time=lambda: time.monotonic() < end)
+    options = {"budget_s": share_s / (2 * sizes), "in_time": lambda: time.monotonic() < end}
+    swept = survey.sweeps(workload.name, partial(_built, arguments), varied, nodes=_NODES_OF_OTHERS, **options)
     points = [
         {"parameter": name, "value": value, "median_ms": stats.median, "ci": stats.to_dict()["ci"], "n": stats.num_runs}
         for (_, name), result in swept.items()
@@ -247,13 +306,40 @@ def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Sect
         profile_operators(workload.model, workload.batch, runs=2)
     runs = int(min(max(2 * (share_s - first.s) / first.s, 6), 20))  # six make an interval
     top = profile_operators(workload.model, workload.batch, runs=runs).top(10).drop(columns="calls")
-    return {"runs": runs, "top": top.to_dict("records")}, top.set_index("operator")
+    return {"runs": runs, "top": top.to_dict("records")}, _text(top.set_index("operator"))
+
+
+def _fit(workload: Workload, arguments: Namespace, share_s: float) -> Section:
+    """The largest graph of so many edges a node that fits, in a forward and in a training pass."""
+    from gnnlab.profile.scaling import memory_here, memory_sweep
+
+    graph = workload.graph
+
+    def at(nodes: int, edges: int) -> tuple[Any, Any]:
+        sizes = f"nodes={nodes},edges={edges},features={max(graph.num_node_features, 1)}"
+        built = _built(arguments, f"random:seed=42,{sizes}")
+        return built.model, built.batch
+
+    gib, ratio = arguments.memory or memory_here(arguments.device), graph.num_edges / max(graph.num_nodes or 0, 1)
+    fits = [memory_sweep(at, training=training) for training in (False, True)]
+    report = {
+        fit.what.replace(" ", "_"): {
+            "nodes": fit.largest(ratio, gib) if fit.told else None,
+            "bytes": {"offset": fit.offset, "node": fit.node, "edge": fit.edge, "pair_of_nodes": fit.square},
+            "held_out_off": fit.off,
+            "notes": fit.notes,
+        }
+        for fit in fits
+    }
+    text = "\n".join(line for fit in fits for line in (fit.sentence(ratio, gib), *fit.notes))
+    return {"gib": gib, "edges_per_node": ratio, **report}, text
 
 
 _PARTS = {
     "runtime": (_runtime, "runtime (ms)"),
     "memory": (_memory, "memory (MiB)"),
     "flops": (_flops, "FLOPs of a forward pass (GFLOP)"),
-    "scaling": (_scaling, "scaling of the forward pass (ms)"),
     "operators": (_operators, "operators"),
+    "fit": (_fit, "the largest graph that fits"),
+    "scaling": (_scaling, "scaling of the forward pass (ms)"),
 }

@@ -237,7 +237,7 @@ def evaluate(claim: Claim, table: Table) -> Evidence:
     if rule.stat == "median" and rule.cluster is None:
         return Evidence(estimates.middle(cells), chosen, f"median over {_cells(chosen)}")
     clusters = [row.keys[rule.cluster] if rule.cluster else i for i, row in enumerate(chosen)]
-    estimate = estimates.over_clusters([row.value for row in chosen], clusters, rule.stat, rule.within)
+    estimate = estimates.cluster_bootstrap([row.value for row in chosen], clusters, rule.stat, rule.within)
     count = len(set(clusters))
     what = f"share within {format_value(rule.within)}" if rule.stat == "share" and rule.within else rule.stat
     groups = f" in {count} cluster{'s' * (count != 1)} by {rule.cluster}" if rule.cluster else ""
@@ -368,8 +368,7 @@ def cell_ratio(
     judged = slice(1, None, 2) if len(forms) > 1 or len(peers) > 1 else slice(None)
     ratio = estimates.ratio(times[peer.form][judged], times[form.form][judged], of=of)
     control = cell.get(CONTROL)
-    noise = None if control is None else table.samples_of(control)
-    if noise is None or ratio.low is None or form.form == CONTROL:
-        return ratio, form, peer
-    floor = estimates.noise_floor(table.samples_of(cell[control.baseline]), noise)
-    return Estimate(ratio.value, ratio.low / floor, ratio.high * floor, ratio.n), form, peer
+    noise = None if control is None or form.form == CONTROL else table.samples_of(control)
+    if noise is not None:
+        ratio = ratio.widened(estimates.noise_floor(table.samples_of(cell[control.baseline]), noise))
+    return ratio, form, peer

@@ -132,10 +132,8 @@ def _figures(runs: Runs, both: Sequence[str]) -> dict[Key, Figure]:
 
 
 def _pooled(runs: Sequence[Estimate]) -> Estimate | None:
-    """In logarithms where all is above zero; what is the same in all runs, a count, stays as it is."""
-    if len(set(runs)) <= 1:
-        return replace(runs[0], n=sum(run.n for run in runs)) if runs else None
-    return estimates.pooled(runs, log=all(min(_ends(run)) > 0 for run in runs))
+    """In logarithms where all is above zero; None without runs."""
+    return estimates.combine_runs(runs, log=all(min(_ends(run)) > 0 for run in runs)) if runs else None
 
 
 def _change(key: Key, a: Figure | None, b: Figure | None, differences: Sequence[str]) -> Change:

@@ -176,7 +176,7 @@ def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
         return _row(claim, Verdict.UNTESTABLE, why=reasons[0])
     runs, figures = len(tables) if claim.of.logic else len(evidence), [one.estimate for one in evidence]
     log = claim.metric in RATIOS and all(one.value > 0 and (one.low is None or one.low > 0) for one in figures)
-    figure = estimates.pooled(figures, log=log)
+    figure = estimates.combine_runs(figures, log=log)
     judged = verdict(claim, figure.interval)
     if claim.of.equals is not None:
         words = (Verdict.MISSED, Verdict.MET) if claim.is_goal else (Verdict.REFUTED, Verdict.REPRODUCED)
@@ -198,7 +198,9 @@ def _why(of_runs: Sequence[Evidence], figure: Estimate) -> str:
     if errors := [row.parity_error for one in of_runs for row in one.rows if row.parity_error is not None]:
         parts.append(error_text(max(errors)))
     parts += dict.fromkeys(n for row in of_runs[0].rows for n in row.notes if not n.startswith(SAMPLING_NOTES))
-    if figure.interval is None:
+    if figure.interval is None and len(of_runs) == 2:
+        parts.append("two runs have no 95 % interval, three have")
+    elif figure.interval is None:
         parts.append(f"{figure.n} {'sample has' if figure.n == 1 else 'samples have'} no 95 % interval")
     return "; ".join(filter(None, parts))
 
@@ -226,12 +228,8 @@ def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Evidence:
         exact = all(row.value is not None and row.low == row.high for row in judged)  # a count is the same in every run
         if not exact and any(row.verdict is not Verdict.UNTESTABLE for row in judged):
             shares.append(np.mean([a.verdict is b.verdict for a, b in itertools.combinations(judged, 2)]))
-    pairs = math.comb(len(tables), 2)
-    mean = estimates.over_clusters(shares, range(len(shares)), "mean")
-    ends = estimates.wilson_interval(mean.value, len(shares))
-    low, high = min(ends[0], mean.low or 0.0), max(ends[1], min(mean.high or 1.0, 1.0))
-    how = f"mean over {len(shares)} rows of the share of {pairs} pairs of runs that agree"
-    return Evidence(Estimate(mean.value, low, high, len(shares)), [], how)
+    how = f"mean over {len(shares)} rows of the share of {math.comb(len(tables), 2)} pairs of runs that agree"
+    return Evidence(estimates.cluster_bootstrap(shares, range(len(shares)), "share"), [], how)
 
 
 # ---- computed again, and shown --------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ def _gains(tables: Sequence[Table]) -> list[dict[str, Any]]:
             for name, over in (("over_pyg", None), ("over_best", goal.of.over)):
                 rule = goal.of.model_copy(update={"where": row.keys, "cells": None, "over": over})
                 claim = goal.model_copy(update={"of": rule})
-                gain[name] = estimates.pooled([evaluate(claim, table).estimate for table in tables], log=True).value
+                runs = [evaluate(claim, table).estimate for table in tables]
+                gain[name] = estimates.combine_runs(runs, log=True).value
             gains.append(gain | {"threads": row.threads})
     return gains
 

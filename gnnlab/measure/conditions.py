@@ -70,8 +70,8 @@ class Conditions:
         return f"{self.threads} thread{'s' * (self.threads != 1)}, {self.precision}"
 
 
-class Under:
-    """`form` with so many threads of torch, or with float32 products so exact, in each of its calls; as `under`.
+class under:
+    """`form` with so many threads of torch, or with float32 products so exact, in each of its calls.
 
     A `precision` of `OWN_PRECISIONS` and the fields `row` (runtime, device, notes) change nothing: they are said in the
     rows of the form.
@@ -96,9 +96,6 @@ class Under:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         with self.conditions.applied() if self.conditions else nullcontext():
             return self.form(*arguments, **named)
-
-
-under = Under
 
 
 def row_of(form: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from gnnswap.inputs import in_float64, of_floats, tensors_in
 from gnnswap.parity import FP32_SLACK, GRADIENT_FLOOR, RTOL_FLOAT32, Deviation
 
 from . import estimates, timing
-from .conditions import Conditions, Under
+from .conditions import Conditions, under
 from .estimates import CONTROL, Estimate
 from .restore import unchanged
 from .tensors import device_of
@@ -71,80 +71,77 @@ def race_forms(
 ) -> dict[str, Raced]:
     """Every form by its name, the baseline first, then the baseline a second time ("A/A").
 
-    Outputs must agree with the baseline's within `tolerance`, relative to its largest magnitude; a mapping gives single
-    forms a bound of their own, which stands. Where others do not and the baseline is a module, float64 decides: a form
-    is right, too, that is at most `FP32_SLACK` times as far off as the baseline is, on these inputs or on some that
-    differ in their last bits.
-    In mode "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
-    gradients of inputs and of parameters of the same name have to agree, too. In mode "plain" gradients are on unless
-    a form turns them off itself. The clock waits for `device`: that of the forms' tensors, inputs and results unless it
-    is named. A call works through `per` items; times are those of one of them. A baseline that
-    takes the items of an input `one_by_one` is timed on the next `ITEMS` of them, and its time is that of all.
+    Args:
+        tolerance: by which outputs may differ from the baseline's, relative to its largest magnitude; a mapping gives
+            single forms a bound of their own, which stands. Where others differ by more and the baseline is a module,
+            float64 decides: a form is right, too, that is at most `FP32_SLACK` times as far off as the baseline is, on
+            these inputs or on some that differ in their last bits.
+        mode: in "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
+            gradients of inputs and of parameters of the same name have to agree, too. In "plain" gradients are on
+            unless a form turns them off itself.
+        device: that the clock waits for; else that of the tensors of forms, inputs and results.
+        per: items that a call works through; times are those of one of them.
+        one_by_one: an input whose items the baseline takes one by one: it is timed on the next `ITEMS` of them, and its
+            time is that of all.
 
     Raises:
         GnnlabError: no forms, an unknown mode, or a baseline that fails.
     """
     if not forms or mode not in MODES:
         raise GnnlabError(f"a race needs forms and a mode of {', '.join(MODES)}; got {len(forms)} and {mode!r}")
-    calls = {name: call_of(form, inputs, mode) for name, form in forms.items()}
+    calls, base = {name: call_of(form, inputs, mode) for name, form in forms.items()}, next(iter(forms))
     with unchanged(forms, trains=False), torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        usable, checked, output = _agreeing(
-            calls, tolerance, cache(lambda: _exact(next(iter(forms.values())), inputs, mode))
-        )
+        checked, output = _checked(calls, tolerance, cache(lambda: _exact(forms[base], inputs, mode)))
         where = device_of(list(forms.values()), inputs, output) if device is None else device
-        base, each, part = usable[0], {name: calls[name] for name in usable}, 1.0
+        each, part = {name: calls[name] for name, one in checked.items() if one.reason is None}, 1.0
         if one_by_one and len(inputs[one_by_one]) > ITEMS:
             part, turns = ITEMS / len(inputs[one_by_one]), cycle(inputs[one_by_one])
             each[base] = lambda: call_of(forms[base], {**inputs, one_by_one: list(islice(turns, ITEMS))}, mode)()
         timed = timing.race(each, control=True, budget_s=budget_s, device=where, least=LEAST_ROUNDS)
-    samples = {name: np.asarray(times.samples_ms) / per for name, times in timed.items()}
-    samples |= {name: samples[name] / part for name in (base, CONTROL)}
+    ms = {name: np.asarray(times.samples_ms) / per for name, times in timed.items()}
+    ms |= {name: ms[name] / part for name in (base, CONTROL)}
     result, in_turns = {}, (f"timed on {ITEMS} items at a time, which take turns",) * (part < 1)
-    for name in [base, CONTROL, *(name for name in forms if name != base)]:
-        if name not in samples:
-            result[name] = replace(checked[name], device=str(where))
-            continue
-        noise = None if name == CONTROL else samples[CONTROL]
-        ratio = None if name == base else estimates.ratio(samples[base], samples[name], noise)
-        form, error = forms.get(name, forms[base]), checked.get(name, Raced()).parity_error
-        conditions = (isinstance(form, Under) and form.conditions) or Conditions.now()
-        notes = timed[name].notes + in_turns * (name in (base, CONTROL))
-        result[name] = Raced(samples[name], ratio, error, conditions, notes=notes, device=str(where))
+    for name in [base, CONTROL, *list(forms)[1:]]:
+        raced = replace(checked.get(name, Raced()), device=str(where))
+        if raced.reason is None:
+            form, noise = forms.get(name, forms[base]), None if name == CONTROL else ms[CONTROL]
+            ratio = None if name == base else estimates.ratio(ms[base], ms[name], noise)
+            conditions = (isinstance(form, under) and form.conditions) or Conditions.now()
+            notes = timed[name].notes + in_turns * (name in (base, CONTROL))
+            raced = replace(raced, times_ms=ms[name], ratio=ratio, conditions=conditions, notes=notes)
+        result[name] = raced
     return result
 
 
-def _agreeing(
+def _checked(
     calls: Mapping[str, Form], tolerance: float | Mapping[str, float], exact: Callable[[], tuple[Any, float] | None]
-) -> tuple[list[str], dict[str, Raced], Any]:
-    """Names of the forms that can be timed, how far off each is or why it cannot, and what the baseline gave."""
-    bounds = tolerance if isinstance(tolerance, Mapping) else {}
-    common = RTOL_FLOAT32 if isinstance(tolerance, Mapping) else tolerance
-    base = next(iter(calls))
+) -> tuple[dict[str, Raced], Any]:
+    """How far off each form is, or the reason why it cannot be timed; and what the baseline gave."""
+    bounds, common = (tolerance, RTOL_FLOAT32) if isinstance(tolerance, Mapping) else ({}, tolerance)
+    base, *others = calls
     try:
         baseline = BaselineOutput(calls[base], base, _error)
     except Exception as error:
         raise GnnlabError(f"the baseline {base!r} fails: {one_line(error)}") from error
-    usable, checked = [base], {base: Raced()}
-    for name, call in list(calls.items())[1:]:
-        bound = bounds.get(name, common)
+    checked = {base: Raced()}
+    for name in others:
+        bound, reason = bounds.get(name, common), None
         try:
-            error = baseline.error_of(call, bound, name)
+            error = baseline.error_of(calls[name], bound, name)
             if not error <= bound and name not in bounds and (known := exact()) is not None:
                 truth, own = known
-                error, bound = _error(call(), truth, name), max(bound, FP32_SLACK * own)
+                error, bound = _error(calls[name](), truth, name), max(bound, FP32_SLACK * own)
         except Exception as problem:  # whatever a form of the reader raises: the others still race
             ours = isinstance(problem, (ParityError, Unavailable))
             reason = str(problem) if ours else f"does not run here: {one_line(problem)}"
             checked[name] = Raced(reason=reason, missing=isinstance(problem, Unavailable))
             continue
-        if error <= bound:
-            usable.append(name)
-            checked[name] = Raced(parity_error=float(error))
-        else:
-            reason = f"its output differs from that of {base} by {error:.1e} relative, allowed is {bound:.0e}"
-            checked[name] = Raced(reason=f"{reason}; only what computes the same is timed", parity_error=float(error))
-    return usable, checked, baseline.value
+        if not error <= bound:
+            reason = f"its output differs from that of {base} by {error:.1e} relative, allowed is {bound:.0e}; "
+            reason += "only what computes the same is timed"
+        checked[name] = Raced(parity_error=float(error), reason=reason)
+    return checked, baseline.value
 
 
 def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
@@ -157,20 +154,20 @@ def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
     if not isinstance(form, nn.Module):
         return None
     draw, truth, own = torch.Generator().manual_seed(0), None, 0.0
+
+    def last_bits(value: torch.Tensor) -> torch.Tensor:
+        return value * (1 + parity.EPSILON * torch.randint(-1, 2, value.shape, generator=draw).to(value))
+
     try:
         wide = copy.deepcopy(form).double()
         for _ in range(INPUT_PERTURBATIONS):
             exact = call_of(wide, in_float64(inputs), mode)()
             own = max(own, _error(call_of(form, inputs, mode)(), exact, "the baseline"))
             truth = exact if truth is None else truth
-            inputs = of_floats(inputs, lambda value: value * (1 + parity.EPSILON * _signs(value, draw)))
+            inputs = of_floats(inputs, last_bits)
     except Exception:  # modules may refuse to be copied, or make float32 tensors of their own
         return None
     return truth, own
-
-
-def _signs(like: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    return torch.randint(-1, 2, like.shape, generator=draw).to(like)
 
 
 def _error(got: Any, expected: Any, name: str) -> Deviation:
@@ -250,18 +247,32 @@ class BaselineOutput:
 
 
 def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:
-    """A function without arguments that calls `form` with its part of the inputs; in mode "training" also backward."""
+    """A function without arguments that calls `form` with its part of the inputs; in mode "training" also backward, to
+    the inputs that want gradients and the form's parameters."""
     if isinstance(inputs, Mapping):
         names = _named(form, inputs)
-        bound = partial(form, **{name: value for name, value in inputs.items() if name in names})
-        tensors = [value for name, value in inputs.items() if name in names]
+        given = {name: value for name, value in inputs.items() if name in names}
+        bound = partial(form, **given)
     else:
-        arguments = inputs if isinstance(inputs, tuple | list) else (inputs,)
-        bound, tensors = partial(form, *arguments), list(arguments)
+        given = dict(enumerate(inputs if isinstance(inputs, tuple | list) else (inputs,)))
+        bound = partial(form, *given.values())
     if mode != "training":
         return bound
-    wanted = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
-    return _Training(form, bound, wanted)
+    module = form.form if isinstance(form, under) else form
+    leaves = {f"input {of}": t for of, t in given.items() if isinstance(t, torch.Tensor) and t.requires_grad}
+    if isinstance(module, nn.Module):
+        named = {name.removeprefix("_orig_mod."): p for name, p in module.named_parameters()}
+        leaves |= {name: p for name, p in named.items() if p.requires_grad}
+    drawn: list[torch.Tensor] = []
+    backward = Backward(bound, list(leaves.values()), lambda ends: drawn or drawn.extend(directions(ends)) or drawn)
+    conditions = Conditions.now()
+
+    def step() -> _Step:
+        with conditions.applied():  # a form may leave threads of its own for the backward pass, not for others
+            output, gradients = backward()
+        return _Step(output, {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None})
+
+    return step
 
 
 def _named(form: Form, inputs: Mapping[str, Any]) -> set[str]:
@@ -273,32 +284,11 @@ def _named(form: Form, inputs: Mapping[str, Any]) -> set[str]:
     return {argument.name for argument in arguments}
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """What a forward and backward pass gives."""
 
     output: Any  # a tensor, or several in tuples and mappings
     gradients: dict[str, torch.Tensor]
-
-
-class _Training:
-    """A forward and a backward pass, with respect to the inputs that want gradients and to the form's parameters."""
-
-    def __init__(self, form: Form, bound: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        module = form.form if isinstance(form, Under) else form
-        named = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
-        self.leaves = {f"input {i}": tensor for i, tensor in enumerate(inputs)}
-        self.leaves |= {name.removeprefix("_orig_mod."): p for name, p in named.items() if p.requires_grad}
-        self.backward = Backward(bound, list(self.leaves.values()), self._directions)
-        self.drawn: list[torch.Tensor] = []
-
-    def _directions(self, ends: list[torch.Tensor]) -> list[torch.Tensor]:
-        self.drawn = self.drawn or directions(ends)
-        return self.drawn
-
-    def __call__(self) -> _Step:
-        output, gradients = self.backward()
-        return _Step(output, {name: g for name, g in zip(self.leaves, gradients, strict=True) if g is not None})
 
 
 def directions(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:

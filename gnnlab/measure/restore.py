@@ -13,6 +13,8 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from gnnlab.errors import GnnlabError
 from gnnlab.user_code import forked_random
 
-from .conditions import Under
+from .conditions import under
 
 
 def set_seed(seed: int) -> None:
@@ -41,29 +43,26 @@ def set_seed(seed: int) -> None:
     torch.manual_seed(int(seed))
 
 
+_INSIDE = {  # what a form of a kind calls, as far as it shows
+    Mapping: lambda forms: forms.values(),
+    (list, tuple): list,
+    under: lambda form: [form.form],
+    partial: lambda form: [form.func, form.args, form.keywords],
+    MethodType: lambda form: [form.__self__],
+    FunctionType: lambda form: inspect.getclosurevars(form).nonlocals.values(),
+}
+
+
 def modules_in(work: Any) -> list[nn.Module]:
     """The modules that a form, or a mapping or sequence of forms, calls as far as it shows: itself, what it is bound to
     and what it closes over."""
     found, waiting, seen = [], [work], set()
     while waiting:
         one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, nn.Module):
-            found.append(one)
-        elif isinstance(one, Mapping):
-            waiting += one.values()
-        elif isinstance(one, (list, tuple)):
-            waiting += one
-        elif isinstance(one, Under):
-            waiting.append(one.form)
-        elif isinstance(one, partial):
-            waiting += [one.func, one.args, one.keywords]
-        elif inspect.ismethod(one):
-            waiting.append(one.__self__)
-        elif inspect.isfunction(one):
-            waiting += inspect.getclosurevars(one).nonlocals.values()
+        if id(one) not in seen:
+            seen.add(id(one))
+            found += [one] * isinstance(one, nn.Module)
+            waiting += chain(*(inside(one) for kind, inside in _INSIDE.items() if isinstance(one, kind)))
     return found
 
 
@@ -75,33 +74,30 @@ def unchanged(work: Any, optimizer: torch.optim.Optimizer | None = None, *, trai
     modules = [part for module in modules_in(work) for part in module.modules()]
     parameters = {id(p): p for module in modules for p in module.parameters(recurse=False)}.values()
     buffers = {id(b): b for module in modules for b in module.buffers(recurse=False)}.values()
-    tensors = [*buffers, *(parameters if trains else ())]
-    tensors = [tensor for tensor in tensors if not isinstance(tensor, UninitializedTensorMixin)]
-    values = [tensor.detach().clone() for tensor in tensors]
-    modes = [(module, module.training) for module in modules]
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
-    gradient_values = [None if gradient is None else gradient.clone() for _, gradient in gradients]
-    state = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
-    before = random.getstate(), np.random.get_state()
-    try:
-        with forked_random():
-            yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                _put_back(tensor, value)
-            for (parameter, gradient), value in zip(gradients, gradient_values, strict=True):
-                parameter.grad = gradient
-                if value is not None:
-                    _put_back(gradient, value)
+    with ExitStack() as after:
+        _restore(after, modules, [*buffers, *(parameters if trains else ())])
+        for parameter in parameters:
+            if parameter.grad is not None:
+                after.callback(_put_back, parameter.grad, parameter.grad.clone())
+            after.callback(setattr, parameter, "grad", parameter.grad)
         if optimizer is not None:
-            optimizer.load_state_dict(state)
+            after.callback(optimizer.load_state_dict, copy.deepcopy(optimizer.state_dict()))
+        yield
 
 
+def _restore(after: ExitStack, modules: Iterable[nn.Module], tensors: Iterable[torch.Tensor]) -> None:
+    """What is to be done `after`: random states, training flags and values are again what they are now."""
+    after.callback(random.setstate, random.getstate())
+    after.callback(np.random.set_state, np.random.get_state())
+    after.enter_context(forked_random())
+    for module in modules:
+        after.callback(setattr, module, "training", module.training)
+    for tensor in tensors:
+        if not isinstance(tensor, UninitializedTensorMixin):
+            after.callback(_put_back, tensor, tensor.detach().clone())
+
+
+@torch.no_grad()
 def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Only where it changed: a write would spoil a backward pass of the caller's that still needs the tensor."""
     if not torch.equal(tensor, value):
@@ -109,17 +105,14 @@ def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 class ProfilingContext:
-    """Eval mode, no dropout, a fixed seed; after it, also after an exception, everything is as it was before.
-
-    Restored are: the training flag of each module by itself, dropout rates, the random states of `random`, numpy and
-    torch (CPU and CUDA), and the running statistics of normalization layers (which a forward in training mode moves).
-    Weights and their gradients are the caller's business. It may be nested.
+    """Eval mode, no dropout, a fixed seed; after it, also after an exception, training flags, dropout rates, random
+    states and the running statistics of normalization layers are as before. Weights and their gradients are the
+    caller's business. It may be nested.
 
     Args:
         model: the module under study.
         disable_dropout: set every dropout rate to 0: that of dropout modules, and those that layers keep as numbers
-            (`nn.MultiheadAttention.dropout`, PyG's `GATConv.dropout`). Needed for `eval_mode=False`, and for layers
-            that drop in eval mode too.
+            (`nn.MultiheadAttention.dropout`, PyG's `GATConv.dropout`).
         eval_mode: switch to eval mode; `False` leaves the training flags alone.
         seed: as for `set_seed`; `None` leaves the random state alone (it is restored all the same).
 
@@ -137,19 +130,17 @@ class ProfilingContext:
 
     def __enter__(self) -> ProfilingContext:
         before = ExitStack()
-        before.callback(random.setstate, random.getstate())
-        before.callback(np.random.set_state, np.random.get_state())
-        before.enter_context(forked_random())
+        norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
+        _restore(before, self.model.modules(), [b for norm in norms for b in norm.buffers(recurse=False)])
         if self.seed is not None:
             set_seed(self.seed)
-        for module in self.model.modules():
-            before.callback(setattr, module, "training", module.training)
-            for buffer in module.buffers(recurse=False) if isinstance(module, _NormBase) else ():
-                if not isinstance(buffer, UninitializedTensorMixin):
-                    before.callback(torch.no_grad()(buffer.copy_), buffer.detach().clone())
-        for module, name, rate in _dropout_rates(self.model) if self.disable_dropout else ():
-            before.callback(setattr, module, name, rate)
-            setattr(module, name, 0.0)
+        for module in self.model.modules() if self.disable_dropout else ():
+            drops = isinstance(module, _DropoutNd) or "drop" in type(module).__name__.lower()
+            for name, value in list(vars(module).items()):
+                rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+                if rate and ((name == "p" and drops) or "drop" in name.lower()):
+                    before.callback(setattr, module, name, value)
+                    setattr(module, name, 0.0)
         if self.eval_mode:
             self.model.eval()
         self._before.append(before)
@@ -157,13 +148,3 @@ class ProfilingContext:
 
     def __exit__(self, *exception: Any) -> None:
         self._before.pop().close()
-
-
-def _dropout_rates(model: nn.Module) -> Iterable[tuple[nn.Module, str, float]]:
-    """Every (module, attribute, value) that holds a dropout rate: `p` of dropout modules, numbers named `*drop*`."""
-    for module in model.modules():
-        drops = isinstance(module, _DropoutNd) or "drop" in type(module).__name__.lower()
-        for name, value in list(vars(module).items()):
-            rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
-            if rate and ((name == "p" and drops) or "drop" in name.lower()):
-                yield module, name, value

@@ -1,50 +1,71 @@
-"""The heart of the lab: how long a form takes, and which of several forms is faster.
+"""How long a form takes, and which of several forms is faster.
 
     timing = measure(lambda: model(x))                       # one form: median, interval, all samples
     race({"plain": plain, "fused": fused})                   # several forms, interleaved; the first is the baseline
     with stopwatch() as took: session = compile_it()         # what happens once: took.s, no interval
 
-The rules behind it (docs/measuring.md): parity before time; runs interleaved in random order, in rounds; the figure
-is the median of the ratios within a round; an A/A control in the same rounds gives the noise floor; warm up until
-block medians agree; sample until the interval is narrow enough or the budget is spent; keep every sample.
+The rules behind it are in docs/measuring.md.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import psutil
 
 from gnnswap.cost import quiet
 
-from .estimates import CONTROL, LEAST_SAMPLES, median_interval, percentile
-from .sampling import (
-    FIRST_SAMPLES,
-    TARGET,
-    Clock,
-    Sampler,
-    drift_note,
-    noise_notes,
-    notes_on,
-    steal_note,
-    steal_s,
-    synchronizer,
-    wanted_samples,
-)
+from .estimates import CONTROL, LEAST_SAMPLES, interval_so_far, median_interval, order_interval
 
 Form = Callable[[], Any]
+Clock = Callable[[], float]  # seconds
+
+TARGET = 0.02  # half-width of the interval over the median
+FIRST_SAMPLES = 24
+MOST_SAMPLES = 2000
+SHORTEST_SAMPLE_S = 5e-4  # shorter forms are called several times a sample, so that the clock's grain vanishes
 _WARM_SHARE = 0.3  # of the budget
+_WARM_BLOCK = 5
+_DRIFT = 0.05
+_NOISY = 0.10
+
+
+def synchronizer(device: Any = None) -> Callable[[], None]:
+    """A function that waits until `device` has done its work.
+
+    A CPU has, when a call returns. But whoever names it, or no device, may be wrong: then the current CUDA device is
+    waited for, in a process that uses one.
+    """
+    kind = str(device).split(":")[0]
+    if device is None or kind == "cpu":
+        return _wait_for_cuda
+    import torch
+
+    module = getattr(torch, kind, None)
+    if module is None or not hasattr(module, "synchronize"):
+        raise ValueError(f"device {device!r}: cannot wait for it; torch knows cpu, cuda, mps and xpu")
+    index = torch.device(device).index
+    return module.synchronize if index is None else partial(module.synchronize, index)
+
+
+def _wait_for_cuda() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class stopwatch:
     """How long something took that happens once (an export, a build, a first call): `.s` and `.ms`, within the block
     so far, after it in all, also where it raised. What can be repeated is measured (`measure`, `race`).
 
-    Each reading waits for `device`; see `sampling.synchronizer`.
+    Each reading waits for `device`; see `synchronizer`.
     """
 
     def __init__(self, clock: Clock = time.perf_counter, device: Any = None) -> None:
@@ -69,11 +90,9 @@ class stopwatch:
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one call of a form took: every sample in ms, their median and its 95 % interval."""
+    """How long one call of a form took: every sample in ms, in their order, their median and its 95 % interval."""
 
     samples_ms: tuple[float, ...]
-    calls_per_sample: int = 1
-    warm_up_samples: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -86,24 +105,12 @@ class Timing:
 
     @cached_property
     def ci_ms(self) -> tuple[float, float] | None:
-        """The 95 % interval of the median; None of fewer than six samples, whose extremes do not reach 95 %."""
-        return median_interval(self.samples_ms) if self.n >= LEAST_SAMPLES else None
-
-    def percentile(self, q: int) -> float | None:
-        """The q-th percentile in ms, or None below its sample floor (p90: 64, p95: 130, p99: 662)."""
-        return percentile(self.samples_ms, q)
-
-
-@dataclass(frozen=True)
-class Control:
-    """A/A comparisons: what each reported, |ratio - 1| in percent, and of how many pairs."""
-
-    differences: tuple[float, ...]
-    pairs: tuple[int, ...]
+        """The 95 % interval of the median; None of fewer than six samples."""
+        return median_interval(self.samples_ms)
 
 
 def measure(
-    form: Form,
+    form: Callable[..., Any],
     *,
     setup: Callable[[], Any] | None = None,
     device: Any = None,
@@ -116,17 +123,18 @@ def measure(
     Six samples are taken in any case, the fewest that a 95 % interval can be made of.
 
     With `setup`, each sample is one call `form(setup())` and the set-up is not timed (a backward pass needs a new
-    graph). Each sample begins and ends when `device` is idle (`sampling.synchronizer`). `clock` is for tests.
+    graph). Each sample begins and ends when `device` is idle (`synchronizer`). `clock` is for tests.
     """
-    run = Sampler(form, setup, device, clock)
+    run = _Sampler(form, setup, device, clock)
     with quiet():
+        run.sample_ms()  # what is compiled in the first call is not in the budget
         deadline = clock() + budget_s
-        warm_up, warm = run.warm_up(clock() + _WARM_SHARE * budget_s)
-        steal = steal_s()
-        started = clock()
-        samples = _rounds([run], np.random.default_rng(0), target, deadline, clock)[:, 0].tolist()
-        notes = notes_on(samples, target, budget_s, warm) + steal_note(steal, clock() - started)
-    return Timing(tuple(samples), run.calls, warm_up, notes)
+        warm = (
+            () if run.warm_up(_WARM_SHARE * budget_s) else ("block medians differed until the warm-up time was over",)
+        )
+        table, stolen = _rounds([run], np.random.default_rng(0), target, deadline)
+    samples = table[:, 0]
+    return Timing(tuple(samples.tolist()), warm + _notes(samples, "samples took", target, budget_s) + stolen)
 
 
 def sample(
@@ -139,11 +147,9 @@ def sample(
     clock: Clock = time.perf_counter,
 ) -> list[float]:
     """ms of each of `runs` single calls after `warm_up` that do not count; a fixed number, where one is asked for."""
-    run = Sampler(form, setup, device, clock, single=True)
+    run = _Sampler(form, setup, device, clock)
     with quiet():
-        for _ in range(warm_up):
-            run.sample_ms()
-        return [run.sample_ms() for _ in range(runs)]
+        return [run.sample_ms() for _ in range(warm_up + runs)][warm_up:]
 
 
 def race(
@@ -159,7 +165,7 @@ def race(
 ) -> dict[str, Timing]:
     """Time forms that compute the same, interleaved: in each round every form runs once, in random order.
 
-    Check first that they do (`races.require_equal`). The first form is the baseline, which has no notes; notes of the
+    Check first that they do (`race.require_equal`). The first form is the baseline, which has no notes; notes of the
     others refer to its times over theirs (`estimates.ratio`). With `control` the baseline runs a second time in each
     round under the name "A/A": what that comparison shows is this run's noise floor. `least` rounds are run whatever
     the budget.
@@ -169,57 +175,77 @@ def race(
     names = [*forms][:1] + [CONTROL] * control + [*forms][1:]
     if len(names) < 2:
         raise ValueError("race: no candidates; give at least one, or control=True for the noise floor alone")
-    samplers = [Sampler(forms[names[0] if name == CONTROL else name], None, device, clock) for name in names]
-    order = np.random.default_rng(seed)
+    samplers = [_Sampler(forms[names[0] if name == CONTROL else name], None, device, clock) for name in names]
     with quiet():
+        for sampler in samplers:
+            sampler.sample_ms()
         deadline = clock() + budget_s
-        spent = [sampler.warm_up(clock() + _WARM_SHARE * budget_s / len(names))[0] for sampler in samplers]
-        steal = steal_s()
-        started = clock()
-        table = _rounds(samplers, order, target, deadline, clock, least)
-        stolen = steal_note(steal, clock() - started)
+        for sampler in samplers:
+            sampler.warm_up(_WARM_SHARE * budget_s / len(names))
+        table, stolen = _rounds(samplers, np.random.default_rng(seed), target, deadline, least)
     timings = {}
-    for name, sampler, times, warm_up in zip(names, samplers, table.T, spent, strict=True):
-        ratios = table[:, 0] / times
-        notes = drift_note(ratios, "ratios is at") + noise_notes(ratios, target, budget_s) + stolen if timings else ()
-        timings[name] = Timing(tuple(times.tolist()), sampler.calls, warm_up, notes)
+    for name, times in zip(names, table.T, strict=True):
+        notes = _notes(table[:, 0] / times, "ratios is at", target, budget_s) + stolen if timings else ()
+        timings[name] = Timing(tuple(times.tolist()), notes)
     return timings
 
 
-def control_differences(
-    form: Form,
-    *,
-    repeats: int = 130,
-    device: Any = None,
-    target: float = TARGET,
-    budget_s: float = 0.2,
-    clock: Clock = time.perf_counter,
-) -> Control:
-    """What an A/A control reports, `repeats` times over.
+def control_differences(form: Form, *, repeats: int = 130, budget_s: float = 0.2, **options: Any) -> list[float]:
+    """|ratio - 1| in percent that each of `repeats` A/A comparisons reports; `options` are those of `race`."""
+    differences = []
+    for seed in range(repeats):
+        raced = race({"once": form}, control=True, budget_s=budget_s, seed=seed, **options)
+        once, again = (np.asarray(timed.samples_ms) for timed in raced.values())
+        differences.append(100 * abs(float(np.median(once / again)) - 1))
+    return differences
 
-    Each comparison is sampled as `race` does, within `budget_s`; all share one warm-up.
-    """
-    forms = [Sampler(form, None, device, clock) for _ in range(2)]
-    order = np.random.default_rng(0)
-    with quiet():
-        forms[0].warm_up(clock() + 1.0)
-        collected = [_rounds(forms, order, target, clock() + budget_s, clock) for _ in range(repeats)]
-    differences = [abs(float(np.median(rounds[:, 0] / rounds[:, 1])) - 1) * 100 for rounds in collected]
-    return Control(tuple(differences), tuple(len(rounds) for rounds in collected))
+
+# ---- how samples are taken -------------------------------------------------------------------------------------------
+
+
+class _Sampler:
+    """One form: synchronized, and called often enough in a sample for the clock."""
+
+    def __init__(self, form: Callable[..., Any], setup: Callable[[], Any] | None, device: Any, clock: Clock) -> None:
+        self.form, self.setup, self.clock = form, setup, clock
+        self.synchronize, self.calls = synchronizer(device), 1
+
+    def sample_ms(self) -> float:
+        """ms per call."""
+        arguments = () if self.setup is None else (self.setup(),)
+        form, calls = self.form, range(self.calls)
+        self.synchronize()
+        start = self.clock()
+        for _ in calls:
+            form(*arguments)
+        self.synchronize()
+        return (self.clock() - start) * 1e3 / self.calls
+
+    def warm_up(self, seconds: float) -> bool:
+        """Run until two blocks in a row have the same median within 2 %, and tell whether they do. The first block says
+        how often the form is called in a sample."""
+        before, deadline = math.inf, self.clock() + seconds
+        while True:
+            block = [self.sample_ms()]
+            while len(block) < _WARM_BLOCK and self.clock() < deadline:
+                block.append(self.sample_ms())
+            if self.calls == 1 and self.setup is None:
+                self.calls = max(1, min(10_000, math.ceil(SHORTEST_SAMPLE_S / max(min(block) / 1e3, 1e-9))))
+            median = float(np.median(block))
+            warm = len(block) == _WARM_BLOCK and abs(median - before) <= TARGET * median
+            if warm or self.clock() >= deadline:
+                return warm
+            before = median
 
 
 def _rounds(
-    forms: Sequence[Sampler],
-    order: np.random.Generator,
-    target: float,
-    deadline: float,
-    clock: Clock,
-    least: int = LEAST_SAMPLES,
-) -> np.ndarray:
+    forms: Sequence[_Sampler], order: np.random.Generator, target: float, deadline: float, least: int = LEAST_SAMPLES
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """(rounds, forms) ms per call: rounds until the interval of every ratio (of a single form: of its times) is narrow
-    enough or the time is over, but at least the fewest that make an interval."""
+    enough or the time is over, but at least `least`. And a note where the hypervisor took more than 2 % of the time."""
     rounds: list[list[float]] = []
-    wanted = FIRST_SAMPLES
+    wanted, clock = FIRST_SAMPLES, forms[0].clock
+    stolen_s, started = _steal_s(), clock()
     while len(rounds) < wanted and (clock() < deadline or len(rounds) < least):
         times = [0.0] * len(forms)
         for i in order.permutation(len(forms)):
@@ -227,5 +253,53 @@ def _rounds(
         rounds.append(times)
         if len(rounds) == wanted:
             base, *others = np.asarray(rounds).T
-            wanted = max(wanted_samples(samples, target) for samples in ([base / other for other in others] or [base]))
-    return np.asarray(rounds)
+            wanted = max(_wanted(samples, target) for samples in ([base / other for other in others] or [base]))
+    share = (_steal_s() - stolen_s) / max(clock() - started, 1e-9) / (psutil.cpu_count() or 1)
+    note = f"the hypervisor took {100 * share:.0f} % of this machine's time meanwhile"
+    return np.asarray(rounds), (note,) if share > 0.02 else ()
+
+
+def _steal_s() -> float:
+    """CPU seconds that the hypervisor gave to others, all cores; 0 where the system does not tell."""
+    return getattr(psutil.cpu_times(), "steal", 0.0)
+
+
+def _wanted(samples: np.ndarray, target: float) -> int:
+    """How many samples the interval needs, planned from the spread of the `FIRST_SAMPLES` or more so far.
+
+    Looking at the interval after every few samples and stopping when it is narrow makes it too narrow, so the number
+    is planned from the interquartile range, at few looks: each look at least doubles what it looks at or ends it.
+    """
+    n, median = len(samples), float(np.median(samples))
+    if _half_width(samples) <= target:
+        return n
+    q1, q3 = np.quantile(samples, [0.25, 0.75])
+    sigma = (q3 - q1) / 1.349 / median
+    planned = math.ceil(1.25 * (1.2533 * 1.96 * sigma / target) ** 2)
+    return min(MOST_SAMPLES, max(planned, 2 * n)) if n < MOST_SAMPLES else n
+
+
+def _half_width(samples: np.ndarray) -> float:
+    """Of the interval so far, over the median."""
+    low, high = interval_so_far(samples)
+    median = float(np.median(samples))
+    return (high - low) / 2 / median if median > 0 else math.inf
+
+
+def _notes(samples: np.ndarray, what: str, target: float, budget_s: float) -> tuple[str, ...]:
+    """Drift, where the last third lies wholly beside the first; noise; and an interval that is wider than wanted."""
+    notes, third, median = [], len(samples) // 3, float(np.median(samples))
+    if third >= 5:
+        first, last = samples[:third], samples[-third:]
+        (low_1, high_1), (low_2, high_2) = order_interval(first), order_interval(last)
+        change = float(np.median(last) / np.median(first)) - 1
+        if abs(change) > _DRIFT and (low_2 > high_1 or high_2 < low_1):
+            notes.append(f"drift: the last third of the {what} {change:+.0%} against the first")
+    q1, q3 = np.quantile(samples, [0.25, 0.75])
+    if median > 0 and (q3 - q1) / median > _NOISY:
+        notes.append(f"noisy: half of the samples spread over {100 * (q3 - q1) / median:.0f} % of the median")
+    half_width = _half_width(samples)
+    if half_width > target or len(samples) < FIRST_SAMPLES:
+        reached = f"interval is ±{100 * half_width:.1f} % after {len(samples)} samples in {budget_s:g} s"
+        notes.append(f"{reached}, wanted ±{100 * target:.0f} %")
+    return tuple(notes)

@@ -191,9 +191,9 @@ def versus(
     peaks = None
     if memory:
         peaks = Memory(*(_peak(ask, sides, name, environment if name == "after" else None) for name in _SIDES))
-    ms = (estimates.pooled([estimates.summary(each[name]) for each in races], log=True) for name in _SIDES)
+    ms = (estimates.combine_runs([estimates.summary(each[name]) for each in races], log=True) for name in _SIDES)
     return Versus(
-        estimates.pooled(speeds, log=True),
+        estimates.combine_runs(speeds, log=True),
         speeds,
         *ms,
         error=max(each["error"] for each in races),

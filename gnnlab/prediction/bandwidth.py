@@ -24,7 +24,7 @@ from gnnlab.campaign import table as campaign_table
 from gnnlab.campaign.cells import RANDOM, Cell, Settings
 from gnnlab.campaign.sizes import GraphSize
 from gnnlab.errors import GnnlabError
-from gnnlab.measure.estimates import CONFIDENCE, PREDICTION, over_clusters
+from gnnlab.measure.estimates import CONFIDENCE, PREDICTION, cluster_bootstrap
 from gnnlab.prediction import copies
 from gnnlab.prediction.copies import CONDITIONS
 from gnnlab.prediction.predictor import (
@@ -199,12 +199,12 @@ def time_rows(cells: pd.DataFrame, form: str | pd.Series) -> pd.DataFrame:
 def held_out_rows(predictor: TimePredictor, grid: pd.DataFrame) -> pd.DataFrame:
     """The median error (%) at sizes left out of the fit, by unit (pu) and stage, under the conditions of the unit.
 
-    What was left out together is one sample, so the interval is over these groups; there is none of one group.
+    What was left out together is one sample, so the interval is over these groups, from three on.
     """
     rows = []
     for (unit, first, last), left_out in predictor.left_out.groupby(BLOCK, sort=False):
         errors = between(left_out)
-        median = over_clusters(100 * np.abs(np.expm1(errors["error"])), errors["group"].tolist(), "median")
+        median = cluster_bootstrap(100 * np.abs(np.expm1(errors["error"])), errors["group"].tolist(), "median")
         where = "between the others" if errors["inside"].all() else "beyond the others"
         at = {"pu": unit, "stage": predictor.layer.label(first, last), "block": (first != last, first, last)}
         ends = {} if median.low is None else {"low": max(median.low, 0.0), "high": median.high}

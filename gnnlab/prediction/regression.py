@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.measure.estimates import CONFIDENCE, held, quotient
+from gnnlab.measure.estimates import CONFIDENCE, clamped, quotient
 from gnnlab.prediction.copies import CONDITIONS
 from gnnlab.prediction.tables import S4Tables
 
@@ -113,7 +113,7 @@ def bandwidth_ratio_rows(lines: pd.DataFrame) -> pd.DataFrame:
     why, ratios = [], []
     for stage in lines.itertuples():
         why.append(stage.no_line or stage.no_copy or (NO_END if np.isnan(stage.gb_s[2]) else ""))
-        bandwidths = (held(*triple, stage.sizes) for triple in (stage.gb_s, stage.copy_gb_s))
+        bandwidths = (clamped(*triple, stage.sizes) for triple in (stage.gb_s, stage.copy_gb_s))
         ratios.append(NONE if why[-1] else astuple(quotient(*bandwidths))[:3])
     return _agreements(lines, ratios, why)
 

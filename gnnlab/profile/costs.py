@@ -4,7 +4,9 @@ The rules, with N the number of elements:
 
 - matrix products, convolutions, attention: torch's own formulas (2 m k n for a product); attention adds 5 per score;
 - softmax 5 N, normalization 5 N, GELU and other activations built from exp 4 N (the assumptions of S1);
+- recurrent layers: the products with their weights, and what their gates take beside (13 for each number of an LSTM);
 - other element-wise work and reductions 1 FLOP an element; work on integers and booleans none;
+- of complex numbers a product is 6, in matrix products 8 with its sum, and anything else 2;
 - gathering and copying none; scattering with a sum 1 for each element added;
 - views and allocations cost nothing.
 
@@ -12,7 +14,8 @@ Bytes are the least that the operator can move: each input read once, each outpu
 small as its source. A gather reads no more of its source than it gathers, and a scatter in place touches no more of its
 target than it scatters. What only fills or copies does not read its target. Operators that none of the rules knows are
 of the kind `unknown`: their bytes are counted, their FLOPs are not. The rules are for forward passes; operators of
-backward passes alone are unknown.
+backward passes alone are unknown. Passes of gnnswap, of the kind `fused`, have formulas of their own
+(`gnnswap.passes`).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from gnnswap.inputs import tensors_in
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one call. `matrix_flops` is the part of `flops` that is matrix products."""
+    """The cost of one call. `matrix_flops` is the part of `flops` that is matrix products, of numbers of `dtype`."""
 
     kind: str
     flops: int = 0
@@ -40,6 +43,7 @@ class Cost:
     bytes_read: int = 0
     bytes_written: int = 0
     working_set: int = 0  # bytes of memory touched: what is read and written in place counts once
+    dtype: str = ""
 
 
 def cost(func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) -> Cost:
@@ -50,21 +54,19 @@ def cost(func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) ->
     names = (argument.name for argument in func._schema.arguments)
     bound = dict(zip(names, args, strict=False)) | kwargs  # by name; defaults are left out
     sparse = any(t.layout is not torch.strided for t in tensors_in(bound))
+    numbers = next((t.dtype for t in tensors_in(bound) if t.is_floating_point() or t.is_complex()), None)
+    name, is_complex = base_name(func), numbers is not None and numbers.is_complex
     if kind == "matrix":
-        matrix = _matrix_flops(func, args, kwargs, output, sparse)
+        matrix = _matrix_flops(func, bound, args, kwargs, output, sparse)
         kind = "unknown" if matrix is None else kind
-        flops = 0 if matrix is None else matrix + _beside_matrix(base_name(func), args, output)
+        matrix = (matrix or 0) * (4 if is_complex else 1)
+        flops = matrix + (0 if kind == "unknown" else _beside_matrix(name, bound, output)) * (1 + is_complex)
     else:
         kind = "unknown" if sparse and kind != "move" else kind
-        matrix, flops = 0, 0 if kind == "unknown" else _flops(kind, base_name(func), bound, output)
-    return Cost(kind, flops, matrix or 0, *_traffic(kind, func, bound, output))
-
-
-def surely_computes(operator: str) -> bool:
-    """Is an operator that no rule knows one of those that are made to compute: a recurrent layer, a convolution, a
-    product, attention, or an operator of somebody's own, as the kernels of gnnswap are within torch.compile?"""
-    namespace, _, name = operator.partition("::")
-    return namespace != "aten" or any(word in name for word in _COMPUTING)
+        matrix, flops = 0, 0 if kind == "unknown" else _flops(kind, name, bound, output)
+        flops *= (6 if name in _PRODUCTS else 2) if is_complex else 1
+    dtype = str(numbers).removeprefix("torch.") if matrix else ""
+    return Cost(kind, flops, matrix, *_traffic(kind, func, bound, output), dtype)
 
 
 @cache
@@ -105,8 +107,13 @@ _FREE = _words(
     "_assert_tensor_metadata is_coalesced _nnz _dimI _dimV sparse_dim dense_dim crow_indices col_indices ccol_indices "
     "row_indices values indices _values _indices _coalesced set_data record_stream"
 )
-_COMPUTING = ("rnn", "lstm", "gru", "conv", "mm", "matmul", "linear", "attention")
-_MATRIX = _words("mv addmv dot vdot _sparse_addmm _sparse_mm_reduce_impl _scaled_dot_product_flash_attention_for_cpu")
+_RECURRENT = _words("mkldnn_rnn_layer _cudnn_rnn")
+_MATRIX = _RECURRENT | _words(
+    "mv addmv dot vdot _sparse_addmm _sparse_mm_reduce_impl sparse_sampled_addmm "
+    "_scaled_dot_product_flash_attention_for_cpu"
+)
+_GATES = (2, 2, 13, 10)  # FLOPs a hidden number beside products and biases: RNN (tanh, ReLU), LSTM, GRU, by their modes
+_PRODUCTS = _words("mul div addcmul addcdiv prod cumprod")
 _NAMED: dict[str, frozenset[str]] = {
     "fill": _words(
         "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill zero arange linspace eye "
@@ -117,7 +124,8 @@ _NAMED: dict[str, frozenset[str]] = {
         "flip rot90 tril triu sort topk kthvalue unique_dim _unique2 unique_consecutive nonzero masked_select "
         "repeat_interleave searchsorted bucketize diag_embed diagonal_scatter slice_scatter select_scatter "
         "as_strided_scatter masked_scatter split_with_sizes_copy _to_dense _to_sparse _to_sparse_csr _to_sparse_csc "
-        "_coalesce _pin_memory sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors "
+        "_coalesce _pin_memory block_diag sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors "
+        "sparse_compressed_tensor "
         "_sparse_compressed_tensor_unsafe _sparse_csr_tensor_unsafe _convert_indices_from_coo_to_csr "
         "_convert_indices_from_csr_to_coo"
     ),
@@ -173,9 +181,13 @@ def _floating(tensor: torch.Tensor | None) -> int:
     return tensor.numel() if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()) else 0
 
 
-def _matrix_flops(func: Any, args: tuple, kwargs: dict, output: Any, sparse: bool) -> int | None:
+def _matrix_flops(
+    func: Any, bound: Mapping[str, Any], args: tuple, kwargs: dict, output: Any, sparse: bool
+) -> int | None:
     """FLOPs of the matrix products alone; None where no formula fits (the product of two sparse matrices)."""
     name = base_name(func)
+    if name in _RECURRENT:
+        return 2 * _rows(bound) * sum(t.numel() for t in _weights(bound) if t.dim() == 2)
     if isinstance(output, torch.Tensor) and not (output.is_floating_point() or output.is_complex()):
         return 0  # of whole numbers: no floating-point operation
     if name == "_scaled_dot_product_flash_attention_for_cpu":
@@ -191,16 +203,33 @@ def _matrix_flops(func: Any, args: tuple, kwargs: dict, output: Any, sparse: boo
     return None
 
 
-def _beside_matrix(name: str, args: tuple, output: Any) -> int:
-    """FLOPs of an operator beside its matrix products: the softmax of attention, the sum with a bias."""
+def _beside_matrix(name: str, bound: Mapping[str, Any], output: Any) -> int:
+    """FLOPs of an operator beside its matrix products: the softmax of attention, the sum with a bias, gates."""
     if "scaled_dot_product" in name:
-        query, key = args[:2]
-        return 5 * prod(query.shape[:-1]) * key.shape[-2]
+        return 5 * prod(bound["query"].shape[:-1]) * bound["key"].shape[-2]
+    if name in _RECURRENT:
+        weights = _weights(bound)
+        biases = sum(t.numel() for t in weights if t.dim() == 1)
+        hidden = bound["hidden_size"] * sum(t.dim() == 2 for t in weights) // 2
+        return _rows(bound) * (biases + _GATES[bound["mode"]] * hidden)
     return _floating(output) if name in ("addmm", "baddbmm", "addmv", "_sparse_addmm") else 0
 
 
+def _rows(bound: Mapping[str, Any]) -> int:
+    """Rows of the input of a recurrent layer: the steps of all its sequences."""
+    return bound["input"].numel() // bound["input"].shape[-1]
+
+
+def _weights(bound: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The weights and biases of a recurrent layer."""
+    named = [value for name, value in bound.items() if name.startswith("weight") and name != "weight_buf"]
+    return list(tensors_in(named))
+
+
 def _sparse_flops(name: str, args: tuple) -> int | None:
-    """2 FLOPs for each stored value and column: sparse times dense."""
+    """2 FLOPs for each stored value and column: sparse times dense, or the products that a sparse matrix asks for."""
+    if name == "sparse_sampled_addmm":
+        return 2 * _stored(args[0]) * args[1].shape[-1]
     left, right = args[1:3] if name in ("addmm", "addmv", "_sparse_addmm", "baddbmm") else args[:2]
     if right.layout is torch.strided:
         return 2 * _stored(left) * (right.shape[-1] if right.dim() > 1 else 1)

@@ -10,11 +10,11 @@ Each argument, buffer and parameter is varied alone, and the bits of the output 
 from __future__ import annotations
 
 import copy
-import inspect as python_inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,13 +22,14 @@ from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError, whole_numbers
+from gnnlab.measure.race import Backward, directions
 from gnnlab.measure.restore import ProfilingContext, set_seed, unchanged
 from gnnswap.inputs import call, tensors_in
 
 SEED = 42
 RUNS = 3  # compared with a first one, for nondeterminism
 _NO_INPUT = {"y", "train_mask", "val_mask", "test_mask", "num_nodes", "ptr"}  # fields that no model is meant to read
-_SOME, _SHAPE_ONLY, _NONE = "some", "shape only", "none"  # effects, the largest first
+_NONE, _SHAPE_ONLY, _SOME = range(3)  # effects
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,14 @@ def _output(model: nn.Module, batch: Any, seed: int | None = SEED) -> list[torch
 # ---- what varying one value does -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Effect:
-    """What varying an argument, a buffer or a parameter did: `none`, `shape only` (another number of rows, all alike as
-    before) or `some`. `value` is the original one, `tried` how many others were."""
+class _Effect(NamedTuple):
+    """What varying an argument, a buffer or a parameter did: nothing, another number of rows, all alike as before, or
+    more. `value` is the original one, `tried` how many others were."""
 
     kind: str
     name: str
     value: Any
-    extent: str
+    extent: int
     tried: int
 
 
@@ -119,66 +119,59 @@ def _effects(model: nn.Module, batch: Any, output: list[torch.Tensor]) -> Iterat
         finally:
             tensor.copy_(original)
 
-    varied = [("argument", *leaf) for leaf in leaves(model, batch)]
+    varied = [
+        ("argument", name, value, lambda other, put=put: _output(model, put(other)))
+        for name, value, put in _leaves(model, batch)
+    ]
     counters = [buffer for buffer in model.buffers() if not buffer.dim() and not buffer.is_floating_point()]
-    effective = {id(tensor) for tensor in [*counters, *_with_gradient(model, batch, draw)]}
+    effective = {id(tensor) for tensor in [*counters, *_with_gradient(model, batch)]}
     for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
         varied += [(kind, name, value, partial(run_with, value)) for name, value in named if id(value) not in effective]
-    for kind, name, value, changed in varied:
+    for kind, name, value, output_with in varied:
         extents = []
         for other in _variations(value, draw):
             try:
-                after = _output(model, changed(other)) if kind == "argument" else changed(other)
-                extents.append(_extent(output, after))
+                extents.append(_extent(output, output_with(other)))
             except Exception:  # the model refuses the value, so it looks at it: an effect like any other
                 extents.append(_SOME)
         if extents:
-            extent = next(extent for extent in (_SOME, _SHAPE_ONLY, _NONE) if extent in extents)
-            yield _Effect(kind, name, value, extent, len(extents))
+            yield _Effect(kind, name, value, max(extents), len(extents))
 
 
 @torch.enable_grad()
-def _with_gradient(model: nn.Module, batch: Any, draw: torch.Generator) -> list[nn.Parameter]:
+def _with_gradient(model: nn.Module, batch: Any) -> list[nn.Parameter]:
     """The parameters that surely have an effect, as they get a gradient that is not zero."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     set_seed(SEED)
-    ends = [tensor for tensor in tensors_in(call(model, batch)) if tensor.requires_grad]
-    if not ends or not wanted:
-        return []
-    directions = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
     try:
-        gradients = torch.autograd.grad(ends, wanted, directions, allow_unused=True)
-    except RuntimeError:  # CUDA's recurrent layers have no backward pass in eval mode: vary all parameters
+        _, gradients = Backward(lambda: call(model, batch), wanted, directions)()
+    except (RuntimeError, ValueError):  # nothing to differentiate, or CUDA's recurrent layers in eval mode: vary all
         return []
     return [p for p, gradient in zip(wanted, gradients, strict=True) if gradient is not None and gradient.any()]
 
 
-def leaves(model: Callable[..., Any], batch: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+def _leaves(model: Callable[..., Any], batch: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
     """Every tensor and number of a batch: (name, by the model's argument that it is in; value; a function that gives
     the batch with another value in its place)."""
-    forward = model.forward if isinstance(model, nn.Module) else model
-    names = [p.name for p in python_inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    names = [p.name for p in signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
     paths, structure = pytree.tree_flatten_with_path(batch)
     values = [value for _, value in paths]
 
-    def rebuilt(place: int, value: Any) -> Any:
+    def replaced(place: int, key: str | None, value: Any) -> Any:
+        if key is not None:
+            data = copy.copy(values[place])
+            data[key], value = value, data
         return pytree.tree_unflatten([*values[:place], value, *values[place + 1 :]], structure)
-
-    def with_field(place: int, key: str, value: Any) -> Any:
-        data = copy.copy(values[place])
-        data[key] = value
-        return rebuilt(place, data)
 
     for place, (path, value) in enumerate(paths):
         at = getattr(path[0], "idx", None) if path else 0  # None in a mapping
         name = path[0].key if at is None else names[at] if at < len(names) else f"argument {at + 1}"
-        name = f"{name}{pytree.keystr(path[1:])}"
-        if isinstance(value, (torch.Tensor, bool, int, float)):
-            yield name, value, partial(rebuilt, place)
-        elif isinstance(value, Data):
-            for key in value.keys():  # noqa: SIM118 - a Data object is no mapping
-                if key not in _NO_INPUT and isinstance(value[key], (torch.Tensor, bool, int, float)):
-                    yield f"{name}.{key}", value[key], partial(with_field, place, key)
+        name, fields = f"{name}{pytree.keystr(path[1:])}", {None: value}
+        if isinstance(value, Data):
+            fields = {key: value[key] for key in value.keys() if key not in _NO_INPUT}  # noqa: SIM118 - no mapping
+        for key, one in fields.items():
+            if isinstance(one, (torch.Tensor, bool, int, float)):
+                yield name if key is None else f"{name}.{key}", one, partial(replaced, place, key)
 
 
 def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
@@ -207,22 +200,20 @@ def _variations(value: Any, draw: torch.Generator) -> Iterator[Any]:
 
 def _described(model: nn.Module, batch: Any, output: list[torch.Tensor], effects: list[_Effect]) -> Iterator[Finding]:
     name, arguments = type(model).__name__, [effect for effect in effects if effect.kind == "argument"]
-    tensors = sum(isinstance(value, torch.Tensor) for _, value, _ in leaves(model, batch))
+    tensors = sum(isinstance(value, torch.Tensor) for _, value, _ in _leaves(model, batch))
     if output and len(arguments) >= tensors and all(effect.extent != _SOME for effect in arguments):
         why = f"none of its {tensors} input tensors has an effect" if tensors else "no tensor goes in"
         constant = "so in eval mode the output is a constant of the weights: computed once, it can be kept until"
         yield Finding("constant_output", name, f"{name}: {why}, {constant} they change.")
     rows, row_bytes = (output[0].shape[0], output[0][:1].nbytes) if output and output[0].dim() else (0, 0)
-    one_row = f"one row of {row_bytes:,} B"
+    alike = f"all {rows:,} output rows are identical, so computing one row of {row_bytes:,} B and broadcasting it"
     shape_only = [effect for effect in arguments if effect.extent == _SHAPE_ONLY]
     for effect in shape_only:
         value = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
         decides = f"{effect.name}={value} sets how many rows come out, not what is in them"
-        alike = f"all {rows:,} output rows are identical, so computing {one_row} and broadcasting it is enough."
-        yield Finding("shape_only", effect.name, f"{decides}: {alike}")
+        yield Finding("shape_only", effect.name, f"{decides}: {alike} is enough.")
     if not shape_only and output and all(map(all_rows_alike, output)):
-        alike = f"All {rows:,} output rows are identical: {one_row}, computed and broadcast, is enough."
-        yield Finding("identical_rows", "output", alike)
+        yield Finding("identical_rows", "output", f"{name}: {alike} is enough.")
     for effect in effects:
         if effect.extent == _NONE:
             value = effect.value
@@ -232,17 +223,17 @@ def _described(model: nn.Module, batch: Any, output: list[torch.Tensor], effects
             yield Finding(f"unused_{effect.kind}", effect.name, f"{what}: {tried}")
 
 
-def _extent(before: list[torch.Tensor], after: list[torch.Tensor]) -> str:
+def _extent(before: list[torch.Tensor], after: list[torch.Tensor]) -> int:
     if same_bits(before, after):
         return _NONE
-    one_row = len(before) == len(after) and all(map(_repeats_the_row_of, after, before))
+    one_row = len(before) == len(after) and all(map(_repeat_one_row, before, after))
     return _SHAPE_ONLY if one_row else _SOME
 
 
-def _repeats_the_row_of(after: torch.Tensor, before: torch.Tensor) -> bool:
-    if not (before.dim() and after.dim() and len(before) and len(after)) or before.shape[1:] != after.shape[1:]:
-        return False
-    return all(_same_bits(rows, before[:1].expand_as(rows)) for rows in (before, after))
+def _repeat_one_row(*tensors: torch.Tensor) -> bool:
+    """Have both rows, all of them with the same bits?"""
+    alike = len({(tensor.shape[1:], tensor.dtype) for tensor in tensors}) == 1
+    return alike and all(tensor.dim() and len(tensor) for tensor in tensors) and all_rows_alike(torch.cat(tensors))
 
 
 def all_rows_alike(tensor: torch.Tensor) -> bool:

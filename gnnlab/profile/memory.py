@@ -5,7 +5,8 @@
 
 Names are those of S1. Its "MB" are MiB here (2**20 bytes), in every field and function. On CUDA peaks are
 the allocator's; on a CPU torch's profiler records each allocation, those inside kernels too (fused attention: all its
-scores), so a peak is never 0 there either.
+scores). It sees torch's own allocator on the calling thread, so beside it stands how far the resident memory of the
+process rose, which numpy, numba and other threads raise, too; where the two differ a note says so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.measure.race import Backward
 from gnnlab.measure.restore import unchanged
 from gnnlab.measure.tensors import cpu_or_cuda, device_of, parts_of
-from gnnswap.cost import peak_memory
+from gnnswap.cost import PeakMemory, peak_memory
 from gnnswap.inputs import call, tensors_in
 
 from .flops import share_of_pairs
@@ -41,7 +42,8 @@ class MemoryStats:
     On CUDA `peak_mb`, `allocated_mb` (at the end, the result still alive) and `reserved_mb` are the allocator's, with
     all else that lives on the device. On a CPU they are the tensors of the model and its arguments and what the call
     held beside them; nothing is reserved in advance, so `reserved_mb` is `allocated_mb`. `rise_mb` is the peak above
-    what was there before the call, on both.
+    what was there before the call, on both; `process_mb` is that rise by the resident memory of the process, None where
+    the system does not tell it and on CUDA. `note` says where the two differ, and is "" elsewhere.
     """
 
     peak_mb: float
@@ -49,6 +51,13 @@ class MemoryStats:
     reserved_mb: float
     device: str
     rise_mb: float
+    process_mb: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        process = "" if self.process_mb is None else f" (process {self.process_mb:.4g} MiB)"
+        text = f"peak {self.peak_mb:.4g} MiB, {self.rise_mb:.4g} MiB above what was there{process}, on {self.device}"
+        return f"{text}\n  {self.note}" if self.note else text
 
 
 def reset_memory_stats(device: Any = None) -> None:
@@ -75,6 +84,10 @@ def get_peak_memory(device: Any = "cpu") -> float:
 def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None, **kwargs: Any) -> MemoryStats:
     """The memory of `fn(*args, **kwargs)`, called once. `device` is that of the arguments unless given.
 
+    On a CPU torch reports a free only of blocks that it saw being allocated here. A call that replaces what an earlier
+    one made, as a training step does with its gradients, counts both when it is first measured, and from the second
+    time on what it needs; the process's rise is right at once.
+
     Raises:
         GnnlabError: the device is not there, or is neither a CPU nor CUDA.
     """
@@ -87,7 +100,9 @@ def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None,
     if not cuda:
         _peak_on_cpu = max(_peak_on_cpu, peak)
     reserved = torch.cuda.memory_reserved(where) if cuda else end
-    return MemoryStats(peak / MIB, end / MIB, reserved / MIB, str(where), held.peak / MIB)
+    process = None if held.process is None else held.process / MIB
+    note = str(held) if held.agrees is False else ""
+    return MemoryStats(peak / MIB, end / MIB, reserved / MIB, str(where), held.peak / MIB, process, note)
 
 
 class MemoryProfiler:
@@ -107,7 +122,13 @@ class MemoryProfiler:
             return profile_memory_usage(call, self.model, batch, device=self.device)
 
 
-def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> dict[str, float]:
+class Breakdown(dict[str, float]):
+    """MiB by what they are for; `notes`: for each pass that torch and the process do not see alike, how they differ."""
+
+    notes: tuple[str, ...] = ()
+
+
+def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> Breakdown:
     """Where the memory of a model goes, in MiB; shared storage counts once, at the first place that it fits.
 
     - parameters, buffers, input: what is there before anything runs;
@@ -115,7 +136,8 @@ def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> di
     - output: what it returns, unless counted before;
     - peak_temporary: the most that a forward pass without gradients holds at once, its output included;
     - peak_training: the most that forward and backward pass hold at once, activations and gradients included;
-    - gradients: of the parameters that get one.
+    - gradients: of the parameters that get one;
+    - process_temporary, process_training: the two peaks by the resident memory of the process, where it is known.
     """
     _model_device(model, device)
     where = device_of(model, batch)
@@ -126,19 +148,27 @@ def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> di
     }
     with unchanged(model):
         parts["forward_activations"], parts["output"] = _saved_by_forward(model, batch)
-        with torch.no_grad():
-            forward = peak_memory(lambda: call(model, batch), where)
-        train = _training(model, batch)
-        train()  # a reentrant checkpoint is found out, which takes an attempt
-        training = peak_memory(train, where)
+        peaks = {
+            "temporary": warm_peak(torch.no_grad()(lambda: call(model, batch)), where),
+            "training": warm_peak(training_pass(model, batch), where),
+        }
     counted: set[int] = set()
-    sizes = {}
+    sizes = Breakdown()
     for name, bytes_of in parts.items():
         sizes[name] = sum(size for key, size in bytes_of.items() if key not in counted)
         counted |= bytes_of.keys()
-    gradients = sum(storages(training.result[1]).values())
-    sizes |= {"peak_temporary": forward.peak, "peak_training": training.peak, "gradients": gradients}
-    return {name: size / MIB for name, size in sizes.items()}
+    sizes |= {f"peak_{name}": peak.peak for name, peak in peaks.items()}
+    sizes["gradients"] = sum(storages(peaks["training"].result[1]).values())
+    sizes |= {f"process_{name}": peak.process for name, peak in peaks.items() if peak.process is not None}
+    breakdown = Breakdown((name, size / MIB) for name, size in sizes.items())
+    breakdown.notes = tuple(f"{name}: {peak}" for name, peak in peaks.items() if peak.agrees is False)
+    return breakdown
+
+
+def warm_peak(fn: Callable[[], Any], device: torch.device) -> PeakMemory:
+    """The peak of a second call: the first loads and keeps what it needs, and torch sees its blocks being allocated."""
+    peak_memory(fn, device)
+    return peak_memory(fn, device)
 
 
 def estimate_attention_memory(num_nodes: int, num_heads: int, hidden_dim: int, batch_size: int = 1) -> float:
@@ -189,7 +219,7 @@ def _saved_by_forward(model: nn.Module, batch: Any) -> tuple[dict[int, int], dic
     return {key: storage.nbytes() for key, storage in alive.items() if storage is not None}, storages(output)
 
 
-def _training(model: nn.Module, batch: Any) -> Callable[[], tuple[Any, list[torch.Tensor]]]:
+def training_pass(model: nn.Module, batch: Any) -> Callable[[], tuple[Any, list[torch.Tensor]]]:
     """A function that gives (output, gradients) of one forward and backward pass; `.grad` of the parameters is not
     touched."""
     starts = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -23,7 +23,7 @@ from torch import nn
 from torch.profiler import DeviceType, ProfilerActivity, record_function
 
 from gnnlab.errors import GnnlabError, whole_numbers
-from gnnlab.measure.estimates import LEAST_SAMPLES, median_interval
+from gnnlab.measure.estimates import median_interval
 from gnnlab.measure.restore import unchanged
 from gnnlab.measure.tensors import device_of
 from gnnswap.cost import quiet_profiler
@@ -78,7 +78,7 @@ def profile_operators(
     runs: int = 20,
     trace: Path | str | None = None,
 ) -> OperatorProfile:
-    """Profile `work`, called with `batch` (see `context.call`) `runs` times after a warm-up.
+    """Profile `work`, called with `batch` (see `gnnswap.inputs.call`) `runs` times after a warm-up.
 
     A module is called without gradients, in the mode that it is in; a function as it is. `trace` (.json or .json.gz,
     written whole or not at all) holds two further runs, with operators, the shapes of inputs and each allocation of
@@ -163,7 +163,5 @@ def _shares(ms: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     `ms`, operator x run."""
     shares = ms / ms.sum().clip(lower=1e-9)
     frame = pd.DataFrame({"self_ms_per_forward": ms.median(axis=1), "share": shares.median(axis=1)})
-    none = (np.nan, np.nan)  # fewer runs have no 95 % interval
-    few = shares.shape[1] < LEAST_SAMPLES
-    frame[["share_low", "share_high"]] = [none if few else median_interval(row) for row in shares.to_numpy()]
+    frame[["share_low", "share_high"]] = [median_interval(row) or (np.nan, np.nan) for row in shares.to_numpy()]
     return frame.sort_values("share", ascending=False, kind="stable"), shares

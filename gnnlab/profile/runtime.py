@@ -10,6 +10,7 @@ the backward pass alone, and beside mean and standard deviation stand the median
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from torch import nn
 
 from gnnlab.errors import GnnlabError
 from gnnlab.measure import timing
+from gnnlab.measure.estimates import percentile
 from gnnlab.measure.restore import unchanged
 from gnnlab.measure.tensors import device_of
 from gnnlab.measure.timing import Timing
-from gnnswap.inputs import call
+from gnnswap.inputs import call, parameters_of
 
+OPTIONS = ("num_runs", "warmup_runs", "budget_s", "device", "setup")
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target
 
 
@@ -38,46 +41,54 @@ class RuntimeStats(Timing):
     ci = property(lambda self: self.ci_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON of S1, with what it lacks."""
+        """The JSON of S1, with what it lacks; percentiles that the runs are too few for are None."""
         names = ("mean", "std", "min", "max", "num_runs", "median")
-        percentiles = {f"p{q}": self.percentile(q) for q in (90, 95, 99)}
-        return {name: getattr(self, name) for name in names} | {
-            "ci": None if self.ci is None else list(self.ci),
-            **percentiles,
-            "unit": "ms",
-        }
+        percentiles = {f"p{q}": percentile(self.samples_ms, q) for q in (90, 95, 99)}
+        ci = None if self.ci is None else list(self.ci)
+        return {name: getattr(self, name) for name in names} | {"ci": ci, **percentiles, "unit": "ms"}
 
     def __str__(self) -> str:
         runs = f"{self.num_runs} run{'s' * (self.num_runs != 1)}"
-        interval = (
-            "no 95 % interval below six runs" if self.ci is None else "95 % interval {:.4g} to {:.4g}".format(*self.ci)
-        )
+        interval = "no 95 % interval below six runs"
+        if self.ci is not None:
+            interval = "95 % interval {:.4g} to {:.4g}".format(*self.ci)
         return f"{self.median:.4g} ms (median; {interval}, {runs})"
 
 
-def benchmark_function(
-    fn: Callable[..., Any],
-    *args: Any,
+def benchmark_function(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> RuntimeStats:
+    """Time `fn(*args, **kwargs)`: `warmup_runs` calls (10) that do not count, then `num_runs` (100) that do.
+
+    Keywords that are options of the measurement are not for `fn`: num_runs, warmup_runs, budget_s, device, setup. With
+    `num_runs=None`, `timing.measure` decides: until it is warm, then until the interval of the median is within 2 % or
+    `budget_s` (1.0) is spent. With `setup`, each run calls `fn(setup(), *args, **kwargs)` and the set-up is not timed.
+    Each run begins and ends when `device` is idle (`timing.synchronizer`).
+
+    Raises:
+        GnnlabError: `fn` names an option that is given as an argument, too; or no runs.
+    """
+    options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    bound = fn.keywords if isinstance(fn, partial) else {}
+    own = [p.name for p in parameters_of(fn.forward if isinstance(fn, nn.Module) else fn) or [] if p.name not in bound]
+    if both := [name for name in options if name in own]:
+        raise GnnlabError(
+            f"{both[0]} is an option of benchmark_function and an argument of the function, too; "
+            f"give the function its own one by functools.partial(fn, {both[0]}=...)"
+        )
+    return _timed(lambda *prepared: fn(*prepared, *args, **kwargs), **options)
+
+
+def _timed(
+    form: Callable[..., Any],
+    *,
     num_runs: int | None = 100,
     warmup_runs: int = 10,
     budget_s: float = 1.0,
     device: Any = None,
     setup: Callable[[], Any] | None = None,
-    **kwargs: Any,
 ) -> RuntimeStats:
-    """Time `fn(*args, **kwargs)`: `warmup_runs` calls that do not count, then `num_runs` that do.
-
-    With `num_runs=None`, `timing.measure` decides: until it is warm, then until the interval of the median is within
-    2 % or `budget_s` is spent. With `setup`, each run calls `fn(setup(), *args, **kwargs)` and the set-up is not timed.
-    Each run begins and ends when `device` is idle (`sampling.synchronizer`).
-    """
-
-    def form(*prepared: Any) -> Any:
-        return fn(*prepared, *args, **kwargs)
-
     if num_runs is None:
         timed = timing.measure(form, setup=setup, device=device, budget_s=budget_s)
-        return RuntimeStats(timed.samples_ms, notes=timed.notes)
+        return RuntimeStats(timed.samples_ms, timed.notes)
     if num_runs < 1 or warmup_runs < 0:
         raise GnnlabError(f"num_runs {num_runs}, warmup_runs {warmup_runs}: at least 1 run and 0 to warm up are needed")
     return RuntimeStats(tuple(timing.sample(form, runs=num_runs, warm_up=warmup_runs, setup=setup, device=device)))
@@ -94,7 +105,7 @@ def profile_forward(model: nn.Module, batch: Any, **options: Any) -> RuntimeStat
             return call(model, batch)
 
     with unchanged(model, trains=False):
-        return benchmark_function(forward, device=device_of(model, batch), **options)
+        return _timed(forward, device=device_of(model, batch), **options)
 
 
 def profile_backward(model: nn.Module, batch: Any, loss_fn: Loss | None = None, **options: Any) -> RuntimeStats:
@@ -110,7 +121,7 @@ def profile_backward(model: nn.Module, batch: Any, loss_fn: Loss | None = None, 
     options["setup"] = lambda: _training_loss(model, batch, loss_fn)
     with unchanged(model):
         model.zero_grad(set_to_none=True)
-        return benchmark_function(lambda loss: loss.backward(), device=device_of(model, batch), **options)
+        return _timed(lambda loss: loss.backward(), device=device_of(model, batch), **options)
 
 
 def profile_training_step(
@@ -137,7 +148,7 @@ def profile_training_step(
 
     with unchanged(model, optimizer):
         model.zero_grad(set_to_none=True)
-        return benchmark_function(step, device=device_of(model, batch), **options)
+        return _timed(step, device=device_of(model, batch), **options)
 
 
 def _require_trainable(model: nn.Module, name: str) -> None:
@@ -164,7 +175,7 @@ def _training_loss(model: nn.Module, batch: Any, loss_fn: Loss | None) -> torch.
 
 def profile_pe_computation(pe_transform: Callable[[Any], Any], data: Any, **options: Any) -> RuntimeStats:
     """Time a positional encoding (a cost paid once a graph), on a fresh copy of `data` in each of 10 runs."""
-    return benchmark_function(pe_transform, setup=data.clone, **{"num_runs": 10, "warmup_runs": 1} | options)
+    return _timed(pe_transform, setup=data.clone, **{"num_runs": 10, "warmup_runs": 1} | options)
 
 
 class RuntimeProfiler:

@@ -19,20 +19,21 @@ from torch import nn
 
 from gnnlab.measure.estimates import CONFIDENCE, PREDICTION_95
 from gnnlab.measure.restore import ProfilingContext
-from gnnlab.profile import findings as detectors
+from gnnlab.measure.tensors import device_of
 from gnnlab.progress import progress
 
 from .memory import get_memory_breakdown
 from .operators import profile_operators
 from .roofline import Ceilings, attention_fused, bound_ms, count, fuses_attention
 from .runtime import RuntimeProfiler, profile_forward, profile_pe_computation
-from .scaling import AVERAGE_DEGREE, Build, ScalingResult, sweep
+from .scaling import AVERAGE_DEGREE, ScalingResult, sweep
 
-PHASES = ("forward", "forward, attention unfused", "backward", "training step")
-UNFUSED = PHASES[1]
+UNFUSED = "forward, attention unfused"
 OF_GRAPHS = ("nodes", "edges", "degrees")  # parameters of a sweep that the graph has, not the model
 TOO_WIDE = 20.0  # upper over lower end of a prediction interval: nearly any time would lie in it
 TIME = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
+COUNTED = {"origin": "counted", "statistic": "count", "interval": "exact"}
+SINGLE = {"origin": "measured", "statistic": "single", "interval": "none"}
 Sweeps = Mapping[tuple[str, str], ScalingResult]  # by (workload, parameter)
 
 
@@ -53,11 +54,10 @@ def times(subjects: Sequence[Subject], *, budget_s: float = 1.0, num_runs: int |
     for subject in subjects:
         with ProfilingContext(subject.model):
             stats_of = RuntimeProfiler(subject.model, **options).profile_all(subject.batch)
-            stats_of = {phase.replace("_", " "): stats for phase, stats in stats_of.items()}
             if fuses_attention(subject.model):
                 with attention_fused(False):
                     stats_of[UNFUSED] = profile_forward(subject.model, subject.batch, **options)
-        rows += [_timed(stats_of[phase], subject.label, phase=phase) for phase in PHASES if phase in stats_of]
+        rows += [_timed(stats, subject.label, phase=name.replace("_", " ")) for name, stats in stats_of.items()]
     return pd.DataFrame(rows)
 
 
@@ -102,17 +102,16 @@ def operators(
 
 
 def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
-    """MiB of each part of a workload; the key is `part`. Counted on a CPU, one measurement of the allocator on CUDA."""
+    """MiB of each part of a workload; the key is `part`. Counted on a CPU, but for the process's; measured on CUDA."""
     rows = []
     for subject in subjects:
         with ProfilingContext(subject.model):
             parts = get_memory_breakdown(subject.model, subject.batch)
-        how = {"origin": "counted", "statistic": "count", "interval": "exact"}
-        if any(parameter.device.type != "cpu" for parameter in subject.model.parameters()):
-            how = {"origin": "measured", "statistic": "single", "interval": "none"}
+        measured = device_of(subject.model, subject.batch).type != "cpu"
         for part, size in parts.items():
             row = {"part": part.replace("_", " "), "form": subject.label, "value": float(size), "n": 1}
-            rows.append({**row, "unit": "MiB", "better": "lower", **how})
+            row |= {**SINGLE, "notes": list(parts.notes)} if measured or part.startswith("process") else COUNTED
+            rows.append({**row, "unit": "MiB", "better": "lower"})
     return pd.DataFrame(rows)
 
 
@@ -142,33 +141,27 @@ def _over(bound: float, end: float | None) -> float | None:
     return None if end is None or np.isnan(end) else bound / end
 
 
-Plan = dict[tuple[str, str], tuple[Sequence[Any], Build]]  # (workload, parameter) -> values, builder
-
-
-def growth_plan(label: str, build: Callable[..., Any], varied: Mapping[str, Sequence[Any]], *, nodes: int) -> Plan:
-    """A plan for `sweeps`: one parameter of `varied` at a time, the others as they are.
+def sweeps(
+    label: str, build: Callable[..., Any], varied: Mapping[str, Sequence[Any]], *, nodes: int, **options: Any
+) -> Sweeps:
+    """Sweep one parameter of `varied` at a time, the others as they are. Options are those of `scaling.sweep`.
 
     `build(graph, **options)` makes a workload on a random graph, of so many `nodes` and five edges for each unless
     they are varied. Parameters are nodes, edges and degrees of the graph, layers and encoding of the model.
     """
+    results = {}
 
     def at(parameter: str, value: Any) -> tuple[nn.Module, Any]:
         graph = {"nodes": nodes, "degrees": "uniform"} | ({parameter: value} if parameter in OF_GRAPHS else {})
         graph = {"edges": AVERAGE_DEGREE * graph["nodes"]} | graph
-        options = {"layers": {"num_layers": value}, "encoding": {"pe_type": value}}.get(parameter, {})
-        workload = build("random:seed=42," + ",".join(f"{name}={size}" for name, size in graph.items()), **options)
+        changed = {"layers": {"num_layers": value}, "encoding": {"pe_type": value}}.get(parameter, {})
+        workload = build("random:seed=42," + ",".join(f"{name}={size}" for name, size in graph.items()), **changed)
         return workload.model, workload.batch
 
-    return {(label, parameter): (values, partial(at, parameter)) for parameter, values in varied.items()}
-
-
-def sweeps(plan: Plan, **options: Any) -> dict[tuple[str, str], ScalingResult]:
-    """Run every sweep of a plan. Options are those of `scaling.sweep`."""
-    results = {}
-    with progress("sweeps", len(plan)) as step:
-        for (workload, parameter), (values, build) in plan.items():
-            results[workload, parameter] = sweep(parameter, values, build, **options)
-            step(f"{workload} over {parameter}")
+    with progress(f"sweeps of {label}", len(varied)) as step:
+        for parameter, values in varied.items():
+            results[label, parameter] = sweep(parameter, values, partial(at, parameter), **options)
+            step(parameter)
     return results
 
 
@@ -214,18 +207,3 @@ def held_out(swept: Sweeps) -> pd.DataFrame:
             row |= {"n": len(result.parameter_values) - 1, "origin": "predicted", "statistic": "estimate"}
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-def findings(subjects: Sequence[Subject]) -> pd.DataFrame:
-    """What is easily overlooked: workload, kind, where, sentence."""
-    rows = [
-        {"workload": subject.label, **vars(finding)}
-        for subject in subjects
-        for finding in detectors.inspect(subject.model, subject.batch)
-    ]
-    return pd.DataFrame(rows, columns=["workload", "kind", "where", "sentence"])
-
-
-def deterministic_share(subjects: Sequence[Subject], runs: int = 10) -> float:
-    """Share of forward passes, over all subjects, whose output is bit-equal to the first under the same seed."""
-    return sum(detectors.deterministic_share(s.model, s.batch, runs=runs) for s in subjects) / len(subjects)

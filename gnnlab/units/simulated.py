@@ -99,7 +99,7 @@ class SimulatedUnit(Unit):
         return own.launch_us.value * 1e-3 + max(move_s, compute_s) * 1e3
 
     def _samples(self, layer, first, last, nodes, edges, precision) -> tuple[float, ...]:
-        from gnnlab.measure.sampling import FIRST_SAMPLES  # brings scipy, a second that `gnnlab units` need not wait
+        from gnnlab.measure.timing import FIRST_SAMPLES  # brings scipy, a second that `gnnlab units` need not wait
 
         cell = f"{self.name} {layer.name} {layer.features} {first} {last} {nodes} {edges} {precision}"
         seed = int.from_bytes(hashlib.sha256(cell.encode()).digest()[:8])

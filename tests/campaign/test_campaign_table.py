@@ -190,13 +190,15 @@ def test_minutes_are_one_sample_without_an_interval_of_the_stages_of_every_usabl
 
 
 def test_hours_are_extrapolated_from_whole_units_which_are_what_is_resampled():
-    available = ALL | {TORCH: HERE, ORT: HERE}
+    available = ALL | {TORCH: HERE, ORT: HERE, FAST: HERE}
     more = [answer(TORCH, 1, timed(1.0), last=5, took_s=1e6)]
-    _, row = campaign_time(whole(TORCH, 1.0) + whole(ORT, 3.0) + more, available)
+    three = whole(TORCH, 1.0) + whole(ORT, 3.0) + whole(FAST, 2.0)
+    _, row = campaign_time(three + more, available)
     assert row.value == pytest.approx(2 * 315 / 3600)
-    assert (row.origin, row.statistic, row.n) == ("extrapolated", "estimate", 210)
+    assert (row.origin, row.statistic, row.n) == ("extrapolated", "estimate", 315)
     assert row.low <= 1 * 315 / 3600 and row.high >= 3 * 315 / 3600 and "scaled to S4's 315" in row.notes[0]
-    _, alone = campaign_time(whole(TORCH, 1.0), available)
-    assert alone.interval == "none" and alone.value == pytest.approx(315 / 3600)
+    for fewer in (whole(TORCH, 1.0), whole(TORCH, 1.0) + whole(ORT, 1.0)):
+        _, alone = campaign_time(fewer, available)
+        assert alone.interval == "none" and alone.value == pytest.approx(315 / 3600)
     _, few = campaign_time([answer(TORCH, 1, timed(1.0))], available)
     assert few.status == "unavailable" and "15 sizes" in few.reason

@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from gnnlab import cli
 from gnnlab.commands import profile
 from gnnlab.lab import parameters
 
 
-def profiled(factory, capsys, part="flops"):
+def profiled(factory, capsys, *parts):
     """(exit code, report, lines on stderr)."""
-    given = ["--model", f"own_models:{factory}", "--graph", "karate", "--profile", part, "--json"]
+    given = ["--model", f"own_models:{factory}", "--graph", "karate", "--json", "--profile", *(parts or ["flops"])]
     code = cli.main(["profile", *given])
     printed = capsys.readouterr()
     return code, json.loads(printed.out or "null"), printed.err.splitlines()
@@ -21,9 +23,34 @@ def test_the_allocator_is_the_user_s_and_what_the_environment_says_to_it_is_reco
     assert profiled("gcn", capsys)[1]["hardware"]["allocator"]["MALLOC_TRIM_THRESHOLD_"] == "17"
 
 
-def test_a_model_that_fails_is_one_line(capsys):
-    code, report, lines = profiled("fails_later", capsys, "runtime")
+@pytest.mark.parametrize("part", ["runtime", "memory"])
+def test_a_model_that_fails_is_one_line(capsys, part):
+    code, report, lines = profiled("fails_later", capsys, part)
     assert (code, report, lines[-1]) == (2, None, "gnnlab: own_models:fails_later: RuntimeError: later")
+
+
+def test_memory_is_torch_s_and_the_process_s_a_graph_fits_and_the_end_says_what_was_largest(capsys):
+    code, report, _ = profiled("gcn", capsys, "operators", "memory", "fit", "--memory", "24")
+    memory, fit = report["memory"], report["fit"]
+    assert code == 0 and abs(memory["process_peak_mb"] - memory["peak_mb"]) < 1 and memory["notes"] == []
+    assert fit["gib"] == 24 and fit["forward_pass"]["nodes"] >= fit["training_pass"]["nodes"] > 1e5
+    assert abs(fit["forward_pass"]["held_out_off"]) < 0.05
+    operator, peak, following = report["next"].split("; ")
+    assert report["operators"]["top"][0]["operator"] in operator and peak.endswith("are activations")
+    assert following.startswith(
+        "next: gnnlab optimize own_models:gcn --graph karate, with fast forms to be tried for 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--memory", "24"], "add fit, or leave --memory out"),
+        (["--inputs", "own_models:inputs", "--profile", "fit"], "--profile fit needs graphs of other sizes"),
+    ],
+)
+def test_a_size_without_a_fit_and_a_fit_without_a_graph_are_refused(capsys, given, words):
+    assert cli.main(["profile", *given]) == 2 and words in capsys.readouterr().err
 
 
 def test_the_sizes_are_those_that_notebook_01_starts_from():

@@ -17,7 +17,7 @@ from gnnlab.measure import race, restore, tensors, timing
 from gnnlab.measure.versus import versus
 from gnnlab.optimize import captured, equivalence, steps, written
 from gnnlab.optimize import search as optimize
-from gnnlab.profile import memory, operators, roofline, runtime, survey
+from gnnlab.profile import findings, memory, operators, roofline, runtime, survey
 from gnnlab.training import interactions
 from gnnlab.training.loops import Loop, race_loops
 from gnnlab.user_code import forked_random
@@ -162,11 +162,11 @@ def test_notebook_01_profiles_a_small_model():
     for workload in workloads:
         workload.model.eval()
         assert roofline.count(workload.model, workload.batch).coverage_bytes > 0.95
-    assert survey.deterministic_share(workloads[1:], runs=3) >= 0  # sums by atomics may differ
-    plan = survey.growth_plan(
-        "gat", lambda graph: models.build("symptom_gat", graph).to("cuda"), {"nodes": [20, 40]}, nodes=20
-    )
-    assert len(survey.points(survey.sweeps(plan, budget_s=0.05), "nodes")) == 2
+    gat = workloads[1]
+    assert findings.deterministic_share(gat.model, gat.batch, runs=3) >= 0  # sums by atomics may differ
+    build = lambda graph: models.build("symptom_gat", graph).to("cuda")  # noqa: E731
+    swept = survey.sweeps("gat", build, {"nodes": [20, 40]}, nodes=20, budget_s=0.05)
+    assert len(survey.points(swept, "nodes")) == 2
 
 
 def test_random_states_of_the_card_are_as_before():

@@ -120,6 +120,8 @@ def test_what_differs_between_runs_is_in_the_interval_and_their_number_in_the_ro
     assert (one.runs, five.runs) == (1, 5)
     assert one.verdict is Verdict.REPRODUCED and five.verdict is Verdict.REPRODUCED
     assert five.high - five.low > 3 * (one.high - one.low)
+    two = ledger._judged(claim(form="fast"), tables[:2])
+    assert (two.low, two.verdict) == (None, Verdict.INCONCLUSIVE) and "two runs have no 95 % interval" in two.why
 
 
 def test_a_folder_is_judged_from_its_files_alone(tmp_path, result_file):
@@ -166,12 +168,12 @@ CATALOGUE = [
 
 @pytest.fixture
 def stored(tmp_path, result_file, monkeypatch):
-    """Two runs of notebook 01 and their ledger, by a small catalogue."""
+    """Three runs of notebook 01 and their ledger, by a small catalogue."""
     entries = [
         Claim(**{"notebook": "01", "metric": "ratio", "statement": "[red]faster[/red]"} | row) for row in CATALOGUE
     ]
     monkeypatch.setattr(ledger, "catalogue", lambda: {claim.id: claim for claim in entries})
-    for run in ("a", "b"):
+    for run in ("a", "b", "c"):
         rows = raced({"gnnlab": 2.0}, study="gat_layer", rounds=20, noise=0.01, seed=ord(run))
         rows.put(*counted("calls", arange=7))
         run_folders.put(tmp_path, result_file(notebook="01_a", run=run), rows, at=run)
@@ -187,9 +189,9 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
     text = console.export_text()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
     cells = {row[0]: row[1:7] for row in rows if len(row) > 6}
-    assert cells["gat.faster"][0] == "2×" and cells["gat.faster"][3:] == ["40", "2", "✓ reproduced"]
+    assert cells["gat.faster"][0] == "2×" and cells["gat.faster"][3:] == ["60", "3", "✓ reproduced"]
     assert cells["gat.compile"][1:] == ["", "", "", "", "○ untestable here"]
-    assert cells["gat.calls"][1:] == ["7", "", "2", "2", "✓ reproduced"]
+    assert cells["gat.calls"][1:] == ["7", "", "3", "3", "✓ reproduced"]
     of_claims, _, of_goals = text.partition("Goals")
     assert "3 claims: reproduced 2, untestable here 1" in of_claims and "goal." not in of_claims
     assert cells["goal.gat"][0] == "at least 1.5×" and "2 goals: met 1, missed 1" in of_goals
@@ -202,7 +204,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
 
 
 def test_stored_results_follow_from_their_samples(stored):
-    summary = "rows computed again from their samples: 6 of 8, the others have none; "
+    summary = "rows computed again from their samples: 9 of 12, the others have none; "
     assert ledger.recompute(stored) == (True, [summary + "claims and goals judged again: 5; all is as stored"])
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -12,33 +12,65 @@ from gnnlab.measure import estimates
 from gnnlab.measure.estimates import Estimate
 
 
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=200), st.sampled_from(["median", "mean", "share"]))
-def test_a_value_lies_within_its_interval(samples, statistic):
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=80), st.sampled_from(["median", "mean", "share"]))
+def test_a_value_lies_within_its_interval_which_fewer_than_six_samples_do_not_have(samples, statistic):
     found = estimates.summary(samples, statistic)
-    assert found.n == len(samples)
+    assert found.n == len(samples) and (found.interval is None) == (len(samples) < 6)
     if found.interval:
         assert found.low <= found.value <= found.high
+    if found.interval and statistic == "median":
+        assert min(samples) <= found.low <= found.high <= max(samples)
 
 
-@pytest.mark.parametrize(("statistic", "least"), [("median", 6), ("p95", 130), ("mean", 2)])
-def test_fewer_samples_than_a_statistic_needs_give_no_interval(statistic, least):
-    x = np.random.default_rng(0).exponential(size=least)
-    assert estimates.summary(x[:-1], statistic).interval is None
-    assert estimates.summary(x, statistic).interval is not None
+def test_what_has_too_few_samples_has_no_interval_wherever_it_comes_from():
+    x = np.random.default_rng(0).exponential(size=130)
+    assert estimates.summary(x[:-1], "p95").interval is None and estimates.summary(x, "p95").interval
+    assert estimates.median_interval(x[:5]) is None
+    for of in ("median", "mean"):
+        assert estimates.ratio(x[:5], x[:5], of=of).interval is None and estimates.ratio(x[:6], x[:6], of=of).interval
+    assert estimates.cluster_bootstrap(x[:20], [1] * 10 + [2] * 10, "mean").interval is None
+    known, unknown = Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, None, None, 2)
+    for cells in ([known, unknown], [unknown, known]):
+        made = (estimates.geometric_mean(cells), estimates.quotient(*cells), estimates.middle(cells))
+        assert [each.interval for each in made] == [None] * 3 and unknown.widened(2) == unknown
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 24, 130, 2000])
-def test_ranks_and_the_bootstrap_are_those_of_scipy(n):
+def test_ranks_the_bootstrap_and_shares_are_those_of_scipy(n):
     assert estimates._rank(n) == stats.binom.ppf(0.01, n, 0.5)
+    for hits in (0, n // 2, n):
+        wilson = stats.binomtest(hits, n).proportion_ci(method="wilson")
+        assert estimates.wilson_interval(hits / n, n) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
     if n > 1:
         x, rng = np.random.default_rng(n).exponential(size=n), np.random.default_rng(0)
         expected = stats.bootstrap((x,), np.median, n_resamples=999, method="percentile", rng=rng).confidence_interval
         assert estimates.statistic_interval(np.median, x) == pytest.approx((expected.low, expected.high))
 
 
-def test_an_estimate_whose_value_lies_outside_of_its_interval_is_refused():
+@pytest.mark.parametrize("n", [10, 24, 60])
+def test_the_interval_of_a_median_covers_it_95_times_in_100_under_a_skewed_law(n):
+    random, truth = np.random.default_rng(n), math.log(2)  # the median of the exponential law
+    found = [estimates.median_interval(random.exponential(size=n)) for _ in range(300)]
+    assert np.mean([low <= truth <= high for low, high in found]) >= 0.95
+
+
+def test_percentiles_need_their_samples_and_a_stated_floor():
+    for q, floor in ((90, 64), (95, 130), (99, 662)):
+        assert estimates.percentile(range(floor - 1), q) is None
+        assert estimates.percentile(range(floor), q) == pytest.approx(np.percentile(range(floor), q))
+    with pytest.raises(ValueError, match="sample floors"):
+        estimates.percentile(range(1000), 97)
+
+
+def test_what_contradicts_itself_is_refused():
     with pytest.raises(ValueError, match="outside of its interval"):
         Estimate(8.41, 7.87, 8.23, 10)
+    with pytest.raises(ValueError, match="1 times of the baseline, 7 of the form"):
+        estimates.ratio([1.0], [1.0] * 7)
+
+
+# ---- of a race
 
 
 def races(seed, rounds, gain, noise=0.05, control_drift=1.0):
@@ -51,8 +83,7 @@ def races(seed, rounds, gain, noise=0.05, control_drift=1.0):
 def test_the_interval_of_a_ratio_holds_the_planted_gain(of):
     hits = 0
     for seed in range(200):
-        base, form, control = races(seed, 40, 1.3)
-        low, high = estimates.ratio(base, form, control, of=of).interval
+        low, high = estimates.ratio(*races(seed, 40, 1.3), of=of).interval
         hits += low <= 1.3 <= high
     assert hits >= 190
 
@@ -63,6 +94,38 @@ def test_what_the_control_shows_beyond_1_is_in_the_interval():
     floor = estimates.noise_floor(base, control)
     assert floor == pytest.approx(1.1, rel=0.05)
     assert (widened.low, widened.high) == pytest.approx((alone.low / floor, alone.high * floor))
+
+
+@pytest.mark.parametrize("of", ["median", "mean"])
+def test_a_ratio_that_changes_between_the_halves_of_a_race_reaches_to_both(of):
+    base, form, _ = races(0, 80, 1.0, noise=0.01)
+    drifted = np.where(np.arange(80) < 42, 1.0, 0.8) * form  # the first half has 40
+    statistic = np.median if of == "median" else np.mean
+    ends = sorted(statistic(base[half]) / statistic(drifted[half]) for half in (slice(40), slice(40, None)))
+    found = estimates.ratio(base, drifted, of=of)
+    assert found.low <= ends[0] * 1.01 and found.high >= ends[1] * 0.99
+    shuffled = np.random.default_rng(1).permutation(80)
+    mixed = estimates.ratio(base[shuffled], drifted[shuffled], of=of)
+    assert found.value == pytest.approx(mixed.value) and found.high - found.low > 0.9 * (mixed.high - mixed.low)
+    times = estimates.summary(drifted)
+    assert times.low <= np.median(drifted[40:]) and times.high >= np.median(drifted[:40])
+
+
+def test_states_that_last_several_rounds_are_in_the_interval():
+    """Six blocks are six samples of such a state, where 120 rounds are not 120."""
+    seen = {True: [], False: []}
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        states = np.repeat(rng.normal(0, 0.1, 6), 20)  # a state lasts 20 rounds
+        form = np.exp(states + rng.normal(0, 0.01, 120))
+        for in_order in (True, False):
+            rounds = form if in_order else rng.permutation(form)
+            found = estimates.ratio(np.ones(120), rounds)
+            seen[in_order].append(found.low <= 1 <= found.high)
+    assert np.mean(seen[True]) >= 0.93 and np.mean(seen[False]) < 0.8
+
+
+# ---- over cells and runs
 
 
 def test_the_interval_of_a_geometric_mean_holds_the_planted_gains_95_times_in_100():
@@ -80,19 +143,11 @@ def test_the_interval_of_a_geometric_mean_holds_the_planted_gains_95_times_in_10
 
 def test_the_half_widths_of_a_quotient_add_as_squares():
     found = estimates.quotient(Estimate(8.0, 4.0, 16.0, 30), Estimate(2.0, 1.0, 4.0, 20))
-    assert (found.value, found.n) == (4.0, 20)
-    assert (found.low, found.high) == pytest.approx((4 / 2 ** math.sqrt(2), 4 * 2 ** math.sqrt(2)))
-    assert estimates.quotient(Estimate(8.0, 6.0, 9.0, 30), Estimate(2.0, 2.0, 2.0, 9)).interval == pytest.approx(
-        (3.0, 4.5)
-    )
-
-
-def test_a_cell_without_an_interval_leaves_what_is_made_of_it_without_one():
-    known, unknown = Estimate(2.0, 1.8, 2.2, 30), Estimate(8.0, None, None, 2)
-    for cells in ([known, unknown], [unknown, known]):
-        made = (estimates.geometric_mean(cells), estimates.quotient(*cells), estimates.middle(cells))
-        assert [each.interval for each in made] == [None] * 3
-    assert estimates.over_clusters([1.0, 2.0], ["a", "a"], "mean").interval is None
+    assert (found.value, found.n) == (pytest.approx(4), 20)
+    assert found.interval == pytest.approx((4 / 2 ** math.sqrt(2), 4 * 2 ** math.sqrt(2)))
+    exact = Estimate(2.0, 2.0, 2.0, 9)
+    assert estimates.quotient(Estimate(8.0, 6.0, 9.0, 30), exact).interval == pytest.approx((3.0, 4.5))
+    assert estimates.quotient(exact, Estimate(8.0, 6.0, 9.0, 30)).interval == pytest.approx((2 / 9, 2 / 6))
 
 
 def test_the_worst_cell_and_the_middle_one_have_the_noise_of_all():
@@ -103,35 +158,41 @@ def test_the_worst_cell_and_the_middle_one_have_the_noise_of_all():
 
 
 @pytest.mark.parametrize(
-    ("runs", "log", "value", "low", "high"),
+    ("runs", "log", "value", "ends"),
     [  # what differs between runs is in the interval; runs that agree have at least the noise within them
-        ([Estimate(v, v * 0.99, v * 1.01, 50) for v in (0.96, 1.05, 1.12, 1.22, 1.0)], True, 1.0661, 0.9478, 1.1993),
-        ([Estimate(2.0, 1.8, 2.2, 10)] * 4, False, 2.0, 1.9, 2.1),
-        ([Estimate(2.0, None, None, 1), Estimate(2.2, None, None, 1)], False, 2.1, 0.829, 3.371),
-        ([Estimate(2.0, 1.8, 2.2, 10)], True, 2.0, 1.8, 2.2),
+        ([Estimate(v, v * 0.99, v * 1.01, 50) for v in (0.96, 1.05, 1.12, 1.22, 1)], True, 1.0661, (0.9478, 1.1993)),
+        ([Estimate(2.0, 1.8, 2.2, 10)] * 4, False, 2.0, (1.9, 2.1)),
+        ([Estimate(v, None, None, 1) for v in (2.0, 2.2, 2.1)], False, 2.1, (1.8516, 2.3484)),
+        ([Estimate(2.0, 1.8, 2.2, 10)], True, 2.0, (1.8, 2.2)),  # one run has the interval within it
+        ([Estimate(28.0, 27.9, 28.1, 10), Estimate(34.0, 33.9, 34.1, 10)], False, 31.0, None),  # two have none
+        ([Estimate(200.0, 200.0, 200.0, 1)] * 2, True, 200.0, (200.0, 200.0)),  # a count
     ],
 )
-def test_runs_are_pooled_with_the_noise_within_and_between_them(runs, log, value, low, high):
-    pooled = estimates.pooled(runs, log=log)
-    assert (pooled.value, pooled.low, pooled.high) == pytest.approx((value, low, high), rel=1e-3)
-    assert pooled.n == sum(run.n for run in runs)
+def test_runs_are_pooled_with_the_noise_within_and_between_them(runs, log, value, ends):
+    combined = estimates.combine_runs(runs, log=log)
+    assert combined.interval == (ends and pytest.approx(ends, rel=1e-3))
+    assert (combined.value, combined.n) == (pytest.approx(value, rel=1e-3), sum(run.n for run in runs))
 
 
-def test_cells_of_one_cluster_are_no_samples_of_their_own():
-    rng = np.random.default_rng(0)
-    shifts = rng.normal(0, 5, 4)
-    values = np.concatenate([shift + rng.normal(10, 0.1, 50) for shift in shifts])
-    clusters = np.repeat(np.arange(4), 50)
-    together = estimates.over_clusters(values, list(clusters), "median")
-    apart = estimates.over_clusters(values, range(200), "median")
-    assert together.high - together.low > 2 * (apart.high - apart.low)
+@pytest.mark.parametrize("statistic", ["mean", "median", "share"])
+def test_clusters_cover_what_is_planted_from_three_on(statistic, monkeypatch):
+    """Clusters of seven values with a shift of their own, of 3, 4 and 6."""
+    monkeypatch.setattr(estimates, "_RESAMPLES", 150)
+    rng, hits = np.random.default_rng(1), []
+    for k in (3, 4, 6):
+        for _ in range(130):
+            x = np.repeat(rng.normal(0, 1, k), 7) + rng.normal(0, 1, 7 * k)
+            found = estimates.cluster_bootstrap(
+                x, list(np.repeat(range(k), 7)), statistic, 1.0 if statistic == "share" else None
+            )
+            truth = 0.5205 if statistic == "share" else 0.0  # of a normal law with variance 2: within 1
+            hits.append(found.low <= truth <= found.high)
+    assert np.mean(hits) >= 0.94
 
 
-def test_all_cells_of_two_sizes_within_the_bound_are_no_certainty():
-    share = estimates.over_clusters([1.0] * 20, [0] * 10 + [1] * 10, "share", within=10)
+def test_all_cells_of_three_sizes_within_the_bound_are_no_certainty_and_errors_are_not_below_0():
+    share = estimates.cluster_bootstrap([1.0] * 30, [i // 10 for i in range(30)], "share", within=10)
     assert share.value == 1 and share.low < 0.5
-
-
-def test_a_ratio_needs_a_time_of_both_in_each_round():
-    with pytest.raises(ValueError, match="1 times of the baseline, 7 of the form"):
-        estimates.ratio([1.0], [1.0] * 7)
+    shares = estimates.cluster_bootstrap([1.0, 0.5, 0.9, 1.0], range(4), "share")
+    assert shares.value == pytest.approx(0.85) and shares.low < 0.6 and shares.high <= 1
+    assert estimates.cluster_bootstrap([0.1, 5.0, 1.0], range(3), "mean").low == 0

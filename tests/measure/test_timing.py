@@ -5,15 +5,12 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from simulated import Machine, ramp, step
 
 from gnnlab.measure import timing
-from gnnlab.measure.estimates import median_interval, percentile, ratio
+from gnnlab.measure.estimates import ratio
 
-RUNS = 200
+RUNS = 150
 MACHINES = {
     "quiet": {"spread": 0.005, "spikes": 0.0},
     "ordinary": {},
@@ -30,6 +27,29 @@ def over(race, form):
 
 def differs(speedup):
     return not speedup.low <= 1 <= speedup.high
+
+
+def with_slow_states(machine, ms):
+    """A form that is slower by half for 20 calls at a time, in one call of five."""
+    fast, slow, left = machine.form(ms), machine.form(1.5 * ms), 0
+
+    def run():
+        nonlocal left
+        begins = left == 0 and machine.random.random() < 0.2 / 0.8 / 20
+        left = 20 if begins else max(left - 1, 0)
+        (slow if left else fast)()
+
+    return run
+
+
+def test_a_race_of_forms_with_slow_states_of_their_own_goes_on_until_it_has_seen_them():
+    held = []
+    for seed in range(RUNS):
+        machine = Machine(seed, spread=0.01, spikes=0)
+        forms = {name: with_slow_states(machine, ms) for name, ms in (("base", 1), ("other", 1.3))}
+        gain = over(timing.race(forms, clock=machine.clock, seed=seed, budget_s=1.0), "other")
+        held.append(gain.low <= 1 / 1.3 <= gain.high)
+    assert np.mean(held) >= 0.93  # the order of the rounds left out of it, 0.76
 
 
 @pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
@@ -99,7 +119,7 @@ def test_the_budget_is_kept_and_six_samples_are_taken_however_small_it_is():
 def test_a_warm_up_is_waited_for():
     machine = Machine(6, spread=0.002, spikes=0, drift=lambda t: 1 + 4 * math.exp(-t / 0.05))
     timed = timing.measure(machine.form(1.0), clock=machine.clock, budget_s=3.0)
-    assert timed.warm_up_samples > 20 and timed.median_ms < 1.2
+    assert timed.median_ms < 1.2
 
 
 @pytest.mark.parametrize(
@@ -107,15 +127,20 @@ def test_a_warm_up_is_waited_for():
 )
 def test_short_forms_are_called_often_enough_for_the_clock_whatever_the_first_call_takes(first_s, ms, least, most):
     machine = Machine(7)
-    form, calls = machine.form(ms), []
+    form, calls, readings = machine.form(ms), [], []
 
     def compiles_first():
         calls.append(0)
         machine.now += first_s if len(calls) == 1 else 0.0
         form()
 
-    timed = timing.measure(compiles_first, clock=machine.clock, budget_s=0.02)
-    assert least <= timed.calls_per_sample < most and timed.median_ms == pytest.approx(1.05 * ms, rel=0.1)
+    def clock():
+        readings.append(len(calls))
+        return machine.now
+
+    timed = timing.measure(compiles_first, clock=clock, budget_s=0.02)
+    in_a_sample = max(np.diff(readings))
+    assert least <= in_a_sample < most and timed.median_ms == pytest.approx(1.05 * ms, rel=0.1)
 
 
 def test_every_form_of_a_race_runs_once_in_each_round_in_varying_order_the_control_too():
@@ -139,15 +164,14 @@ def test_every_form_of_a_race_runs_once_in_each_round_in_varying_order_the_contr
 
 def test_garbage_collection_is_off_while_sampling_and_as_before_after_an_exception():
     seen = []
-    timing.measure(lambda: seen.append(gc.isenabled()), budget_s=0.01)
-    assert seen[-1] is False and gc.isenabled()
 
     def breaks():
-        raise RuntimeError("in the form")
+        seen.append(gc.isenabled())
+        raise RuntimeError
 
     with pytest.raises(RuntimeError):
         timing.measure(breaks)
-    assert gc.isenabled()
+    assert seen == [False] and gc.isenabled()
 
 
 def test_setup_is_not_timed_and_its_result_reaches_the_form():
@@ -160,57 +184,24 @@ def test_setup_is_not_timed_and_its_result_reaches_the_form():
         budget_s=10,
     )
     assert timed.median_ms == pytest.approx(1, rel=0.01) and set(got) == {"graph"}
-    assert timed.calls_per_sample == 1
 
 
-def test_a_control_reports_a_percentage_for_each_comparison_and_more_pairs_report_less():
+def test_a_control_reports_a_percentage_for_each_comparison_and_more_rounds_report_less():
     def control(target):
         machine = Machine(11, spikes=0)
         return timing.control_differences(machine.form(1), repeats=40, clock=machine.clock, target=target, budget_s=5)
 
     few, many = control(0.5), control(0.005)
-    assert len(few.differences) == len(few.pairs) == 40 and set(few.pairs) == {timing.FIRST_SAMPLES}
-    assert np.median(many.pairs) > 4 * timing.FIRST_SAMPLES
-    assert 0 < np.median(many.differences) < np.median(few.differences) < 5
+    assert len(few) == 40 and 0 < np.median(many) < np.median(few) < 5
 
 
-def test_an_unknown_device_and_a_race_without_runners_are_refused_in_one_line():
+def test_an_unknown_device_a_race_without_runners_and_a_form_named_as_the_control_are_refused_in_one_line():
     with pytest.raises(ValueError, match="device 'tpu'"):
         timing.measure(lambda: None, device="tpu")
     with pytest.raises(ValueError, match="no candidates"):
         timing.race({"alone": lambda: None})
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_work_is_waited_for():
-    a = torch.randn(4096, 4096, device="cuda")
-    one = timing.measure(lambda: a @ a, device="cuda", budget_s=0.5)
-    four = timing.measure(lambda: a @ a @ a @ a @ a, device="cuda", budget_s=0.5)
-    assert four.median_ms / one.median_ms == pytest.approx(4, rel=0.3)
-
-
-def test_percentiles_need_their_samples_and_a_stated_floor():
-    for q, floor in ((90, 64), (95, 130), (99, 662)):
-        assert percentile(range(floor - 1), q) is None
-        assert percentile(range(floor), q) == pytest.approx(np.percentile(range(floor), q))
-    with pytest.raises(ValueError, match="sample floors"):
-        percentile(range(1000), 97)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(1e-6, 1e6), min_size=6, max_size=80))
-def test_the_interval_of_a_median_holds_the_median_and_stays_within_the_samples(samples):
-    low, high = median_interval(samples)
-    assert min(samples) <= low <= np.median(samples) * (1 + 1e-12) and np.median(samples) * (1 - 1e-12) <= high
-    assert high <= max(samples)
-
-
-@pytest.mark.parametrize("n", [10, 24, 60])
-def test_the_interval_of_a_median_covers_it_95_times_in_100_under_a_skewed_law(n):
-    random = np.random.default_rng(n)
-    truth = math.log(2)  # the median of the exponential law
-    held = [low <= truth <= high for low, high in (median_interval(random.exponential(size=n)) for _ in range(300))]
-    assert np.mean(held) >= 0.95
+    with pytest.raises(ValueError, match="'A/A' names the control"):
+        timing.race({"base": int, "A/A": float})
 
 
 def test_a_stopwatch_runs_within_its_block_and_stands_after_it_also_where_it_raised():
@@ -219,8 +210,3 @@ def test_a_stopwatch_runs_within_its_block_and_stands_after_it_also_where_it_rai
         assert took.s == 0.5
         raise KeyError
     assert (took.s, took.ms) == (2.0, 2000.0)
-
-
-def test_no_form_has_the_name_of_the_control():
-    with pytest.raises(ValueError, match="'A/A' names the control"):
-        timing.race({"base": int, "A/A": float}, budget_s=0.01)

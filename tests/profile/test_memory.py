@@ -1,7 +1,9 @@
 """Memory against planted truth: what is held at once is known to the byte."""
 
+import sys
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -106,7 +108,7 @@ def test_a_model_s_breakdown_is_what_is_worked_out_by_hand():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grads = [p.grad.clone() for p in model.parameters()]
     parts = get_memory_breakdown(model, (torch.ones(64, 16),), "cpu")
-    numbers = {name: round(value * MIB) for name, value in parts.items()}
+    numbers = {name: round(value * MIB) for name, value in parts.items() if not name.startswith("process_")}
     weights = 4 * (16 * 32 + 32 + 32 * 4 + 4)
     inner, outer = 64 * 32 * 4, 64 * 4 * 4
     assert numbers == {
@@ -136,6 +138,36 @@ def test_shared_weights_and_inputs_count_once_and_what_a_dropped_branch_kept_is_
 
     layer.forward = forward
     assert get_memory_breakdown(layer, (torch.ones(4, 8),))["forward_activations"] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the peak of a process")
+def test_what_numpy_holds_is_in_the_process_s_number_and_a_note_says_that_torch_does_not_see_it():
+    class InNumpy(nn.Linear):
+        """(1, 2) -> (1, 2), by 32 MiB that torch does not see."""
+
+        def forward(self, x):
+            return super().forward(x) + float(np.ones(2**23, np.float32)[0])
+
+    model, x = InNumpy(2, 2), torch.ones(1, 2)
+    parts = get_memory_breakdown(model, x)
+    assert parts["peak_temporary"] < 0.1 and parts["process_temporary"] > 31 and parts["process_training"] > 31
+    temporary, training = parts.notes
+    assert temporary.startswith("temporary: torch's allocator 0.0 MiB, process 3") and training.startswith("training: ")
+    stats = profile_memory_usage(model, x)
+    assert stats.rise_mb < 0.1 and stats.process_mb > 31 and str(stats).endswith(stats.note)
+    assert "memory outside of torch's allocator" in stats.note
+
+
+def test_a_warm_training_step_gives_the_same_number_each_time():
+    layer, x = nn.Linear(1024, 1024), torch.ones(64, 1024)
+
+    def step():
+        layer.zero_grad(set_to_none=True)  # 4 MiB that an earlier step made
+        layer(x).sum().backward()
+
+    rises = [profile_memory_usage(step).rise_mb for _ in range(4)]
+    assert rises[0] > 4 and rises[1] < 1
+    assert rises[1:] == [pytest.approx(rises[1], abs=SCALARS / MIB)] * 3
 
 
 @dataclass

@@ -1,10 +1,12 @@
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
 
 from gnnlab import profile as profiling
 from gnnlab.errors import GnnlabError
@@ -18,6 +20,8 @@ from gnnlab.profile.runtime import (
     profile_forward,
     profile_training_step,
 )
+
+X = torch.ones(4, 3)
 
 
 class Counting(nn.Module):
@@ -48,39 +52,53 @@ def model():
     return Counting()
 
 
-X = torch.ones(4, 3)
-
-
-def test_statistics_are_those_of_the_samples_and_warm_up_runs_do_not_count():
+def test_statistics_are_those_of_the_samples_and_fewer_than_six_have_no_interval():
     stats = RuntimeStats((1.0, 2.0, 3.0, 10.0))
     assert (stats.mean, stats.min, stats.max, stats.num_runs, stats.median) == (4.0, 1.0, 10.0, 4, 2.5)
     assert stats.std == pytest.approx(3.5355, rel=1e-4)
-    assert stats.to_dict()["unit"] == "ms" and stats.to_dict()["p90"] is None
-    assert "2.5 ms" in str(stats)
+    assert stats.to_dict()["unit"] == "ms" and stats.to_dict()["p90"] is None and "2.5 ms" in str(stats)
+    for runs in (1, 5):
+        stats = RuntimeStats((1.0,) * runs)
+        assert stats.ci is None and stats.to_dict()["ci"] is None and "no 95 % interval below six runs" in str(stats)
+    assert "95 % interval 1 to 1, 6 runs" in str(RuntimeStats((1.0,) * 6))
+
+
+def test_warm_up_runs_do_not_count_and_what_a_function_and_the_measurement_name_is_given_to_neither():
     calls = []
     stats = benchmark_function(lambda a, b: calls.append((a, b)), 1, b=2, num_runs=5, warmup_runs=3)
     assert stats.num_runs == 5 and calls == [(1, 2)] * 8
 
+    def made(size, device="cpu", num_runs=3):
+        calls.append((size, device, num_runs))
+
+    with pytest.raises(GnnlabError, match=r"^device is an option .* functools\.partial\(fn, device=\.\.\.\)$"):
+        benchmark_function(made, 4, device="cuda")
+    calls.clear()
+    benchmark_function(partial(made, device="meta", num_runs=7), 4, device="cpu", num_runs=1, warmup_runs=0)
+    benchmark_function(made, 4, warmup_runs=0, setup=None, budget_s=1)  # names that the function does not have
+    assert calls == [(4, "meta", 7)] + [(4, "cpu", 3)] * 100
+    for options in ({"num_runs": 0}, {"warmup_runs": -1}):
+        with pytest.raises(GnnlabError, match="at least 1 run"):
+            benchmark_function(lambda: None, **options)
+
 
 def test_forward_runs_without_gradients_in_the_mode_that_the_model_is_in(model):
     model.train()
-    stats = runtime.profile_forward(model, X, num_runs=4, warmup_runs=1)
+    stats = profile_forward(model, X, num_runs=4, warmup_runs=1)
     assert stats.num_runs == 4 and model.forwards == 5 and not any(model.gradients) and model.training
 
 
 def test_backward_alone_is_timed_on_a_fresh_graph_each_run(model, monkeypatch):
-    timed = []
-    real = runtime.timing.sample
+    timed, real = [], runtime.timing.sample
     monkeypatch.setattr(
         runtime.timing, "sample", lambda form, **kw: real(lambda loss: (timed.append(model.forwards), form(loss)), **kw)
     )
-    runtime.profile_backward(model, X, num_runs=3, warmup_runs=0)
+    profile_backward(model, X, num_runs=3, warmup_runs=0)
     assert model.backwards == 3 and model.forwards == 3
     assert timed == [1, 2, 3]  # the forward pass was over when the timed part began
 
 
-def test_profiling_leaves_weights_buffers_and_gradients_as_they_were(model):
-    model.linear.weight.grad = torch.full((2, 3), 7.0)
+def test_the_optimizer_steps_while_it_is_profiled_and_is_put_back(model):
     weights = []
 
     class Spy(torch.optim.Adam):
@@ -89,18 +107,13 @@ def test_profiling_leaves_weights_buffers_and_gradients_as_they_were(model):
             weights.append(model.linear.weight.detach().clone())
 
     optimizer = Spy(model.parameters(), lr=0.1)
-    before = {k: v.clone() for k, v in model.state_dict().items()}
+    before = model.linear.weight.detach().clone()
     RuntimeProfiler(model, num_runs=3, warmup_runs=1).profile_all(X, optimizer=optimizer)
-    assert len(weights) == 4 and not torch.equal(weights[0], weights[1])  # a step moves them while it is profiled
-    after = model.state_dict()
-    assert all(torch.equal(before[k], after[k]) for k in before if k != "seen")
-    assert torch.equal(model.linear.weight.grad, torch.full((2, 3), 7.0)) and model.linear.bias.grad is None
-    assert optimizer.state_dict()["state"] == {}
+    assert len(weights) == 4 and not torch.equal(weights[0], weights[1])
+    assert torch.equal(model.linear.weight, before) and optimizer.state_dict()["state"] == {}
 
 
 def test_the_encoding_gets_a_fresh_copy_of_the_data_each_run():
-    from torch_geometric.data import Data
-
     data, seen = Data(x=X), []
 
     def encode(d):
@@ -111,23 +124,23 @@ def test_the_encoding_gets_a_fresh_copy_of_the_data_each_run():
     assert seen == [False] * 4 and "pe" not in data
 
 
-def test_what_cannot_be_timed_is_refused_and_a_model_with_nothing_to_train_has_a_forward_pass_only(model):
-    for options in ({"num_runs": 0}, {"warmup_runs": -1}):
-        with pytest.raises(GnnlabError, match="at least 1 run"):
-            benchmark_function(lambda: None, **options)
-    model.requires_grad_(False)
-    assert list(RuntimeProfiler(model, num_runs=2, warmup_runs=0).profile_all(X)) == ["forward"]
-
+@pytest.mark.parametrize("profile", [profile_backward, profile_training_step])
+def test_what_cannot_be_trained_is_refused_in_one_line_and_has_a_forward_pass_only(profile, model):
     class Pair(nn.Linear):
         def forward(self, x):
             return (super().forward(x), 1)
 
+    for wrong, message in ((nn.ReLU(), "nothing to train"), (lambda x: x, r"needs a torch\.nn\.Module, not function")):
+        with pytest.raises(GnnlabError, match=message):
+            profile(wrong, X)
     with pytest.raises(ValueError, match="Pair returns tuple, not a tensor"):
-        runtime.profile_backward(Pair(3, 2), X, num_runs=1)
+        profile(Pair(3, 2), X, num_runs=1)
+    model.requires_grad_(False)
+    assert list(RuntimeProfiler(model, num_runs=2, warmup_runs=0).profile_all(X)) == ["forward"]
 
 
 def test_the_names_of_the_framework_load_when_they_are_asked_for():
-    assert all(callable(getattr(profiling, name)) for name in profiling.__all__) and len(profiling.__all__) == 30
+    assert all(callable(getattr(profiling, name)) for name in profiling.__all__) and len(profiling.__all__) == 31
     with pytest.raises(AttributeError, match="profile_nothing"):
         _ = profiling.profile_nothing
     code = "import sys, gnnlab.measure.timing; print([m for m in ('torch', 'scipy.stats') if m in sys.modules])"
@@ -146,11 +159,12 @@ class Normed(nn.Module):
         return self.norm(self.linear(x))
 
 
+FEW = {"num_runs": 2, "warmup_runs": 1}
 ENTRIES = {
-    "profile_forward": lambda model, x: profile_forward(model, x, num_runs=2, warmup_runs=1),
-    "profile_all": lambda model, x: RuntimeProfiler(model, num_runs=2, warmup_runs=1).profile_all(x),
-    "profile_backward": lambda model, x: profile_backward(model, x, num_runs=2, warmup_runs=1),
-    "profile_training_step": lambda model, x: profile_training_step(model, x, num_runs=2, warmup_runs=1),
+    "profile_forward": lambda model, x: profile_forward(model, x, **FEW),
+    "profile_all": lambda model, x: RuntimeProfiler(model, **FEW).profile_all(x),
+    "profile_backward": lambda model, x: profile_backward(model, x, **FEW),
+    "profile_training_step": lambda model, x: profile_training_step(model, x, **FEW),
     "memory of a forward pass": lambda model, x: memory.MemoryProfiler(model).profile_forward(x),
     "memory": memory.get_memory_breakdown,
     "count": lambda model, x: roofline.count(model, (x,)),
@@ -201,18 +215,3 @@ def test_a_model_with_checkpoints_is_profiled_whole(checkpointed):
     assert all(parameter.grad is None for parameter in model.parameters())
     raced = race.race_forms({"a": model, "b": Deep()}, (x,), mode="training", budget_s=0.02)
     assert raced["b"].reason is None and raced["b"].parity_error == 0
-
-
-@pytest.mark.parametrize("runs", [1, 5])
-def test_few_runs_have_no_interval(runs):
-    stats = profile_forward(nn.Linear(2, 2), torch.ones(1, 2), num_runs=runs)
-    assert stats.ci is None and stats.to_dict()["ci"] is None and "no 95 % interval below six runs" in str(stats)
-    assert profile_forward(nn.Linear(2, 2), torch.ones(1, 2), num_runs=6).ci is not None
-
-
-@pytest.mark.parametrize("profile", [profile_backward, profile_training_step])
-def test_what_cannot_be_trained_is_refused_in_one_line(profile):
-    with pytest.raises(GnnlabError, match="nothing to train"):
-        profile(nn.ReLU(), torch.ones(1, 2))
-    with pytest.raises(GnnlabError, match=r"needs a torch\.nn\.Module, not function"):
-        profile(lambda x: x, torch.ones(1, 2))

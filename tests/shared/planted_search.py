@@ -19,7 +19,7 @@ def raced(factors, memory=False):
     runs = tuple(Estimate(1 / f, 0.99 / f, 1.01 / f, 30) for f in factors)
     ms = (Estimate(10 * f, 10 * f, 10 * f, 30) for f in (1, factors[0]))
     peaks = Memory(*(Peak(mib, mib, True, "cpu", 2.0, 1.0) for mib in (64.0, 32.0))) if memory else None
-    return Versus(estimates.pooled(runs, log=True), runs, *ms, 1e-7, "1 thread, highest", "cpu", peaks)
+    return Versus(estimates.combine_runs(runs, log=True), runs, *ms, 1e-7, "1 thread, highest", "cpu", peaks)
 
 
 class Planted:
