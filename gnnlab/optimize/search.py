@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -109,64 +108,50 @@ def optimize(
     user_code.require(spec)  # before processes are started
     race.require_processes(processes)
     began, of = time.monotonic(), (spec, graph, train, device)
-    plan, whole, tried, attempt = (), None, [], {}
-    with ExitStack() as held:
-        prover = held.enter_context(Worker(keep_memory=False))
-        names = [name for name in steps.tried(train) if only is None or name in only]
+    with Worker(keep_memory=False) as prover:
         tell(f"{spec} on {graph}: looking at it")
+        names = [name for name in steps.tried(train) if only is None or name in only]
         answer = _ask(prover, of, "examine", names=names)
         seen = answer.get(spec if answer.lost else "")
         seen["facts"]["busy"] = machine.busy(machine.at_work())
-
-        def report() -> OptimizeReport:
-            about = seen["inapplicable"], seen["facts"], attempt.get("checked", {}), time.monotonic() - began
-            return OptimizeReport(*of, plan, whole, tuple(tried), *about)
-
+        report = OptimizeReport(*of, (), None, (), seen["inapplicable"], seen["facts"], {}, 0.0)
         racing = {"processes": processes, "seconds": seconds, "tell": tell, "limit_s": LIMIT_S}
         takes_s = race.cost_s(processes, seconds, start_s=time.monotonic() - began)
-        applicable = [name for name in names if name in seen["applicable"]]
-        most_s = (len(applicable) + 1) * takes_s
-        tell(
-            f"{len(applicable)} steps, each in up to {processes} processes: at most about {most_s:.0f} s, and compiling"
-        )
-        for place, name in enumerate(applicable):
-            tell(f"[{place + 1}/{len(applicable)}] {name}")
-            new = steps.in_order([name, *(other for other in plan if steps.compatible(name, other))])
-            result, found, raced = _try_step(prover, of, plan, new, name, racing)
+        count = len(seen["applicable"])
+        most = f"at most about {(count + 1) * takes_s:.0f} s, and compiling"
+        tell(f"{count} steps, each in up to {processes} processes: {most}")
+        for place, (name, why) in enumerate(seen["applicable"].items()):
+            tell(f"[{place + 1}/{count}] {name}")
+            new = steps.in_order([name, *(other for other in report.plan if steps.compatible(name, other))])
+            result, checked, raced = _try_step(prover, of, report.plan, new, name, racing)
             if not result.kept:
-                tried.append(result)
+                report = replace(report, tried=(*report.tried, result))
                 continue
-            tried = [
-                replace(t, kept=False, reason=f"{name} takes its place") if t.name in {*plan} - {*new} else t
-                for t in tried
-            ]
-            tried.append(replace(result, reason=seen["applicable"][name]))
-            whole = None if plan else raced
-            plan, attempt = new, found
-            improved(report())
-        if plan:
-            whole = _race(of, (), plan, memory=True, **racing)
-        return report()
+            replaced = {*report.plan} - {*new}
+            takes = {"kept": False, "reason": f"{name} takes its place"}
+            tried = (replace(each, **takes) if each.name in replaced else each for each in report.tried)
+            tried = (*tried, replace(result, reason=why))
+            report = replace(report, plan=new, whole=None if report.plan else raced, tried=tried, checked=checked)
+            improved(report)
+    whole = _race(of, (), report.plan, memory=True, **racing) if report.plan else None
+    return replace(report, whole=whole, seconds=time.monotonic() - began)
 
 
 def _try_step(
     prover: Worker, of: Of, old: Plan, new: Plan, name: str, racing: Mapping[str, Any]
 ) -> tuple[StepResult, dict[str, Any], Versus | None]:
-    """What became of a step, what `attempt` said of its plan, and its race."""
+    """What became of a step, on which graphs its plan was checked, and its race."""
     try:
         attempt = _ask(prover, of, "attempt", plan=new).get()
         if attempt["why"] is not None:
-            return StepResult(name, attempt["why"]), attempt, None
+            return StepResult(name, attempt["why"]), {}, None
         raced = _race(of, old, new, tolerance=math.inf, enough=lambda first: first.high < 1, **racing)
     except GnnlabError as error:
         return StepResult(name, one_line(error)), {}, None
     gain, exact = raced.speed, STEPS[name].exact
     kept = exact and gain.low is not None and gain.low > 1
-    return (
-        StepResult(name, _reason(gain, exact), kept, gain, len(raced.processes), attempt.get("error")),
-        attempt,
-        raced,
-    )
+    result = StepResult(name, _reason(gain, exact), kept, gain, len(raced.processes), attempt.get("error"))
+    return result, attempt.get("checked", {}), raced
 
 
 def _reason(gain: Estimate, exact: bool) -> str:

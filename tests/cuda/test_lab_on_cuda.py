@@ -252,7 +252,7 @@ def test_layers_of_pyg_that_ask_the_device_say_where_and_cuda_goes_on():
 def test_edges_that_may_change_are_refused():
     model, (x, edge_index) = GraphSAGE(16, 32, 2, 7).cuda().eval(), drawn()
     for batch in ((x, edge_index), {"x": x, "edge_index": edge_index}, Data(x=x, edge_index=edge_index)):
-        assert steps.look(steps.CAPTURED, model, batch) == (False, captured.EDGES)
+        assert steps.applies_to(steps.CAPTURED, model, batch) == (False, captured.EDGES)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])

@@ -270,7 +270,7 @@ def test_what_a_graph_reads_lives_as_long_as_it(monkeypatch):
 
 def test_on_a_cpu_it_is_not_here():
     model, batch = nn.Linear(3, 2).eval(), {"input": drawn(0)}
-    assert steps.look(steps.CAPTURED, model, batch) == (False, NOT_HERE)
+    assert steps.applies_to(steps.CAPTURED, model, batch) == (False, NOT_HERE)
     with pytest.raises(Unavailable, match="CUDA graphs need a CUDA device"):
         steps.captured(model, batch)
     with pytest.raises(Unavailable, match="CUDA graphs need a CUDA device"):
@@ -288,8 +288,8 @@ def test_it_is_offered_on_cuda_where_the_edges_are_the_models_own():
             "mask": (x, mask),
             "text": (x, "mean", None, 2),
         }
-        looked = {name: steps.look(steps.CAPTURED, model, batch) for name, batch in batches.items()}
-        threads = steps.look("1 thread", model, (x,)), steps.look("mallopt", model, (x,))
+        looked = {name: steps.applies_to(steps.CAPTURED, model, batch) for name, batch in batches.items()}
+        threads = steps.applies_to("1 thread", model, (x,)), steps.applies_to("mallopt", model, (x,))
     assert looked["x"][0] and looked["text"][0]
     assert looked["edges"] == looked["data"] == (False, EDGES)
     assert looked["ids"] == looked["mask"] == (False, NUMBERS)
@@ -301,6 +301,6 @@ def test_it_is_offered_on_cuda_where_the_edges_are_the_models_own():
 def test_it_goes_with_fast_layers_and_inference_and_before_what_changes_results():
     tried = steps.tried(True)
     assert tried.index(steps.CAPTURED) < tried.index("torch.compile")
-    assert steps.go_together(steps.FAST_LAYERS, steps.CAPTURED) and steps.go_together("inference mode", steps.CAPTURED)
-    assert not any(steps.go_together(steps.CAPTURED, name) for name in ("torch.compile", "constant output", "bfloat16"))
-    assert steps.ordered([steps.CAPTURED, "inference mode", steps.FAST_LAYERS])[-1] == steps.CAPTURED
+    assert steps.compatible(steps.FAST_LAYERS, steps.CAPTURED) and steps.compatible("inference mode", steps.CAPTURED)
+    assert not any(steps.compatible(steps.CAPTURED, name) for name in ("torch.compile", "constant output", "bfloat16"))
+    assert steps.in_order([steps.CAPTURED, "inference mode", steps.FAST_LAYERS])[-1] == steps.CAPTURED
