@@ -253,8 +253,10 @@ def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     counted = count(workload.model, workload.batch)
     flops = counted.operators.query("flops > 0").set_index("operator")["flops"].sort_values(ascending=False)
     report = {"total_gflops": counted.flops / 1e9, "breakdown": (flops / 1e9).to_dict()}
-    report |= {"gb_moved": counted.bytes / 1e9, "coverage_of_bytes": counted.coverage_bytes}
+    report |= {"gb_moved": counted.bytes / 1e9}
     lacking = ", ".join(counted.uncounted)
+    if counted.coverage_bytes == counted.coverage_bytes:  # else something ran unseen, and there is no share
+        report["coverage_of_bytes"] = counted.coverage_bytes
     if lacking:
         report["not_counted"] = lacking
     try:

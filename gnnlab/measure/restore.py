@@ -91,7 +91,8 @@ def _restore(after: ExitStack, modules: Iterable[nn.Module], tensors: Iterable[t
     after.callback(np.random.set_state, np.random.get_state())
     after.enter_context(forked_random())
     for module in modules:
-        after.callback(setattr, module, "training", module.training)
+        if hasattr(module, "training"):  # a frozen TorchScript module has none
+            after.callback(setattr, module, "training", module.training)
     for tensor in tensors:
         if not isinstance(tensor, UninitializedTensorMixin):
             after.callback(_put_back, tensor, tensor.detach().clone())

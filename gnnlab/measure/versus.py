@@ -35,6 +35,7 @@ from .tensors import device_of
 
 LIMIT_S = 600.0  # of one process beside its sampling: compiling is slow
 START_S = 4.0  # what it takes to load torch, PyG and a model
+CALLS = 60  # of a slow form in a process, at least: compared, warm, and in the fewest rounds, twice in each
 TURN_S = 0.1  # of a form, where the two are in processes of their own
 PEAK_CALLS = 3  # the first one, which may prepare something, and later ones beside what it kept
 TOO_SMALL_MIB = 8.0
@@ -135,9 +136,11 @@ class Versus:
         return float((self.speed.high / self.speed.low) ** (0.5 * (1.96 + 0.84) / 1.96))
 
 
-def cost_s(processes: int, seconds: float, *, memory: bool = False, start_s: float = START_S) -> float:
-    """About how long `versus` takes, in s."""
-    return processes * (start_s + 1.3 * seconds) + 2 * memory * start_s
+def cost_s(
+    processes: int, seconds: float, *, memory: bool = False, call_s: float = 0.0, start_s: float = START_S
+) -> float:
+    """About how long `versus` takes, in s; `call_s`: of a call of before, where it is known."""
+    return processes * (start_s + max(1.3 * seconds, CALLS * call_s)) + 2 * memory * start_s
 
 
 def require_processes(processes: int) -> None:

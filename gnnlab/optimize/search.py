@@ -30,6 +30,7 @@ from gnnlab.measure.conditions import Conditions, products
 from gnnlab.measure.estimates import Estimate
 from gnnlab.measure.race import comparable
 from gnnlab.measure.tensors import device_name, device_of
+from gnnlab.measure.timing import stopwatch
 from gnnlab.measure.versus import Made, Versus
 from gnnlab.optimize import equivalence, steps
 from gnnlab.optimize.equivalence import UserModel
@@ -116,7 +117,7 @@ def optimize(
         seen["facts"]["busy"] = machine.busy(machine.at_work())
         report = OptimizeReport(*of, (), None, (), seen["inapplicable"], seen["facts"], {}, 0.0)
         racing = {"processes": processes, "seconds": seconds, "tell": tell, "limit_s": LIMIT_S}
-        takes_s = race.cost_s(processes, seconds, start_s=time.monotonic() - began)
+        takes_s = race.cost_s(processes, seconds, call_s=seen["call_s"], start_s=time.monotonic() - began)
         count = len(seen["applicable"])
         most = f"at most about {(count + 1) * takes_s:.0f} s, and compiling"
         tell(f"{count} steps, each in up to {processes} processes: {most}")
@@ -184,6 +185,8 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
     equivalence.check(user)
     with user_code.guarded(f"{user.spec} makes a model that cannot be copied:"):
         looks = {name: steps.applies_to(name, copied(user.model), user.batch) for name in names}
+    with stopwatch(device=device_of(user.model, user.batch)) as took:
+        _step(user.model, user)
     facts = {
         "nodes": user.data.num_nodes,
         "edges": user.data.num_edges,
@@ -196,6 +199,7 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
         facts |= {"device": device_name(where), "float32_products": products()}
     return {
         "facts": facts,
+        "call_s": took.s,
         "applicable": {name: why for name, (applies, why) in looks.items() if applies},
         "inapplicable": {name: why for name, (applies, why) in looks.items() if not applies},
     }

@@ -34,6 +34,8 @@ def best_rates(device: torch.device, threads: int, budget_s: float) -> tuple[dic
     best: dict[tuple[str, Any], float] = {}
     for (what, at, amount, _), took in zip(kernels, seconds, strict=True):
         best[what, at] = max(best.get((what, at), 0.0), amount / took / 1e9)
+    for what, at in [pair for pair in best if pair[0] in ("read", "write")]:  # what copies has read and written as much
+        best[what, at] = max(best[what, at], best["copy", at] / 2, best["in place", at] / 2)
     return best, samples
 
 

@@ -117,14 +117,14 @@ _PRODUCTS = _words("mul div addcmul addcdiv prod cumprod")
 _NAMED: dict[str, frozenset[str]] = {
     "fill": _words(
         "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill zero arange linspace eye "
-        "scalar_tensor tril_indices triu_indices"
+        "scalar_tensor tril_indices triu_indices _foreach_zero"
     ),
     "move": _words(
         "clone copy _to_copy _copy_from lift_fresh_copy view_copy expand_copy cat stack repeat constant_pad_nd roll "
         "flip rot90 tril triu sort topk kthvalue unique_dim _unique2 unique_consecutive nonzero masked_select "
         "repeat_interleave searchsorted bucketize diag_embed diagonal_scatter slice_scatter select_scatter "
         "as_strided_scatter masked_scatter split_with_sizes_copy _to_dense _to_sparse _to_sparse_csr _to_sparse_csc "
-        "_coalesce _pin_memory block_diag sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors "
+        "_foreach_copy _coalesce _pin_memory block_diag sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors "
         "sparse_compressed_tensor "
         "_sparse_compressed_tensor_unsafe _sparse_csr_tensor_unsafe _convert_indices_from_coo_to_csr "
         "_convert_indices_from_csr_to_coo"
@@ -251,7 +251,7 @@ def _traffic(kind: str, func: torch._ops.OpOverload, bound: Mapping[str, Any], o
     arguments = func._schema.arguments
     targets = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.name in bound}
     outputs = {argument.name for argument in arguments if argument.is_out}
-    unread = targets if kind == "fill" or base_name(func) == "copy" else outputs
+    unread = targets if kind == "fill" or base_name(func) in ("copy", "_foreach_copy") else outputs
     read, changed, in_place, seen = 0, 0, 0, set()
     for name, value in bound.items():
         for tensor in tensors_in(value):

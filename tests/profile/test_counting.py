@@ -91,6 +91,9 @@ BY_HAND = {  # name: (what is called, operator, FLOPs, bytes read, bytes written
         lambda: x.clone().index_put_((index,), rows), "aten::index_put_", 0, 48 + 24 + 48, 48, 120
     ),
     "copy": (lambda: torch.empty(10, 4).copy_(x), "aten::copy_", 0, 160, 160, 320),
+    "copy of several": (
+        lambda: torch._foreach_copy_([torch.empty(10, 4)], [x]), "aten::_foreach_copy_", 0, 160, 160, 320
+    ),
     "conversion": (lambda: x.half(), "aten::_to_copy", 0, 160, 80, 240),
     "random numbers": (lambda: torch.rand(10, 4), "aten::rand", 0, 0, 160, 160),
     "random numbers in place": (lambda: torch.empty(10, 4).uniform_(), "aten::uniform_", 0, 0, 160, 160),

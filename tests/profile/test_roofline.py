@@ -87,32 +87,30 @@ def test_the_bound_of_what_was_counted_where_copies_alone_were_measured():
     assert bound_ms(count(torch.linalg.eigh, (x,)), LIMITS) > 0  # of unknown FLOPs: by its bytes
 
 
-def test_no_kernel_takes_less_than_its_bound_under_the_ceilings_that_were_measured_with_it(monkeypatch):
-    draw, taken, kernels = random.Random(0), {}, []
+@pytest.mark.parametrize("seed", range(3))
+def test_no_kernel_takes_less_than_its_bound_under_the_ceilings_that_were_measured_with_it(monkeypatch, seed):
+    draw, taken, kernels = random.Random(seed), {}, []
 
     def seconds(run, device, calls=1):
-        """A clock on which each kernel takes 1 to 1.5 times its own least time."""
-        if run.func is torch.mm:
-            least = len(run.args[0]) ** 3 * 1e-10
-        else:
-            least = taken.setdefault(id(run), draw.uniform(1e-4, 1e-3))
-        taken[id(run)] = least
-        return least * draw.uniform(1, 1.5)
+        """A clock on which each call takes as long as it likes, products by their sizes."""
+        took = draw.uniform(1, 1.5) * (len(run.args[0]) ** 3 * 1e-10 if run.func is torch.mm else 3e-4)
+        taken[id(run)] = min(taken.get(id(run), took), took)
+        return took
 
     def kept(make):
         return lambda *given: (kernels.append(kernel) or kernel for kernel in make(*given))
 
     monkeypatch.setattr(ceiling_kernels, "_seconds", seconds)
-    monkeypatch.setattr(ceiling_kernels, "WORKING_SETS", WORKING_SETS[:7])
-    monkeypatch.setattr("gnnlab.profile.roofline.WORKING_SETS", WORKING_SETS[:7])
+    monkeypatch.setattr(ceiling_kernels, "WORKING_SETS", WORKING_SETS[:8])
+    monkeypatch.setattr("gnnlab.profile.roofline.WORKING_SETS", WORKING_SETS[:8])
     for name in ("_moving", "_multiplying"):
         monkeypatch.setattr(ceiling_kernels, name, kept(getattr(ceiling_kernels, name)))
     limits = ceilings(threads=1, budget_s=0.05)
     singles = [kernel for kernel in kernels if kernel.run.func is torch.mm or kernel.amount <= 2 * kernel.at]
     assert {kernel.what for kernel in singles} == {"copy", "read", "write", "in place", "product"}
     for kernel in singles:
-        counted = count(partial(kernel.run))
-        assert bound_ms(counted, limits) <= 1.5e3 * taken[id(kernel.run)], (kernel.what, kernel.at)
+        least_ms = bound_ms(count(partial(kernel.run)), limits)
+        assert least_ms <= 1e3 * taken[id(kernel.run)] * (1 + 1e-9), (kernel.what, kernel.at)
 
 
 def test_ceilings_are_measured_and_every_setting_is_put_back():

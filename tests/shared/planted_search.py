@@ -45,7 +45,12 @@ class Planted:
 
     def examine(self, of, names):
         why = {name: found for name in names if isinstance(found := self.found.get(name), str)}
-        return {"facts": {**FACTS}, "applicable": {n: "planted" for n in names if n not in why}, "inapplicable": why}
+        return {
+            "call_s": 0.01,
+            "facts": {**FACTS},
+            "applicable": {n: "planted" for n in names if n not in why},
+            "inapplicable": why,
+        }
 
     def attempt(self, of, plan):
         found = next((self.found[name] for name in plan if name in self.found), {})
