@@ -247,7 +247,7 @@ def race(
     forms = {"before": Made(**before)(), "after": Made(**after)()}
     raced = race_forms(forms, Made(**inputs)(), mode=mode, tolerance=tolerance, budget_s=seconds)
     if raced["after"].times_ms is None:
-        raise ParityError(f"after: {raced['after'].reason}")
+        raise ParityError("after: " + raced["after"].reason.removeprefix("after: "))
     about = {"error": raced["after"].parity_error, "conditions": str(raced["after"].conditions)}
     times = {name: raced[name].times_ms.tolist() for name in (*_SIDES, CONTROL)}
     return {**times, **about, "device": raced["after"].device}
