@@ -182,7 +182,7 @@ def versus(
         with ExitStack() as held:
             worker = held.enter_context(Worker(keep_memory=False))
             first_s = seconds if environment is None else 0.0
-            raced = ask(worker, "race", **sides, tolerance=tolerance, seconds=first_s, seed=number)
+            raced = ask(worker, "race", **sides, tolerance=tolerance, seconds=first_s)
             if environment is not None:
                 other = held.enter_context(Worker(keep_memory=False, **environment))
                 raced |= _in_turns(functools.partial(ask, worker), functools.partial(ask, other), sides, seconds)
@@ -241,7 +241,6 @@ def race(
     mode: str,
     tolerance: float,
     seconds: float,
-    seed: int,
 ) -> dict[str, Any]:
     """Times in ms of each round of before, before again and after; after's error, conditions and device."""
     forms = {"before": Made(**before)(), "after": Made(**after)()}
