@@ -12,6 +12,7 @@ devices the layers' own code runs.
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Callable
 from types import ModuleType
 
@@ -24,6 +25,9 @@ TRITON, CUSPARSE, BAG = "Triton", "cuSPARSE", "embedding bag"
 ON_CPU = torch.float32, torch.float64
 ON_CUDA = *ON_CPU, torch.float16, torch.bfloat16
 _HIP = torch.version.hip is not None  # AMD's devices call themselves CUDA; nothing was tried there
+# torch.get_rng_state keeps the interpreter's lock while it waits for the generator's, and may collect garbage while it has
+# that: of two threads that ask at once each can wait for the other for ever. Here one asks after the other.
+_ONE_ASKS = threading.Lock()
 _PASSES: list[ModuleType | None] = []  # the module of Triton's passes, when it was first asked for
 
 
@@ -92,17 +96,24 @@ def kernel_missing(x: Tensor) -> str:
     return "no kernel for cuda: triton is not installed" if x.is_cuda and triton_passes() is None else ""
 
 
+def _state() -> Tensor:
+    with _ONE_ASKS:
+        return torch.get_rng_state()
+
+
 def random_state(device: torch.device) -> Callable[[], bool]:
     """A function that puts the generators of the CPU and of this device back to where they are now, and says whether
     they were elsewhere. That of a CUDA device is known by its offset, which asks the device nothing."""
-    before, on_device = torch.get_rng_state(), None
+    before, on_device = _state(), None
     if device.type == "cuda" and not capturing():
         on_device = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     seed = None if on_device is None else (on_device.initial_seed(), on_device.get_offset())
 
     def back() -> bool:
-        moved = not torch.equal(before, torch.get_rng_state())
-        torch.set_rng_state(before)
+        moved = not torch.equal(before, _state())
+        if moved:
+            with _ONE_ASKS:
+                torch.set_rng_state(before)
         if seed is not None and seed != (on_device.initial_seed(), on_device.get_offset()):
             moved = True
             on_device.manual_seed(seed[0])

@@ -1386,6 +1386,35 @@ def test_threads_may_call_one_model_at_once(kind):
     assert not wrong, wrong[0]
 
 
+FROM_THREADS = """
+import gc, threading, time, torch
+from torch_geometric.nn import TAGConv
+from gnnswap import swap
+
+x, edge_index = torch.randn(30, 8), torch.randint(0, 30, (2, 90))
+fast = swap(TAGConv(8, 4).eval(), (x, edge_index), measure=False).model
+gc.callbacks.append(lambda *_: time.sleep(0))  # as any finalizer written in Python, it lets another thread go on
+gc.set_threshold(1)
+
+def work():
+    with torch.no_grad():
+        for _ in range(50):
+            fast(x, edge_index.clone())
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_do_not_wait_for_each_other_for_ever_where_garbage_is_collected():
+    """torch.get_rng_state by itself does: it waits for the generator with the interpreter's lock in its hands."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FROM_THREADS], timeout=200)
+    assert done.returncode == 0
+
+
 class OwnForces(nn.Module):
     """Gives energy and forces: its forward takes a gradient."""
 
