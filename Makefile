@@ -21,8 +21,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(FITS)' || { echo 'gnnlab needs Python 3.11, 3.12 or 3.13 with venv; $(PYTHON) is none: '"$$($(PYTHON) --version 2>&1)" >&2; exit 1; }
 	@test ! -L .venv || { echo '.venv is a link, and setting up would empty what it points to: remove the link, or run make there' >&2; exit 1; }
 	@echo "setting up .venv (a minute or two, 2 GB) ..."
-	@$(PYTHON) -m venv --clear .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[test]'
+	@env -u PYTHONPATH $(PYTHON) -m venv --clear .venv
+	@env -u PYTHONPATH PIP_USER=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[test]'
 	@test ! -e .git || $(BIN)/pre-commit install >/dev/null || echo "no commit hook was set up: make lint says what it would have mended"
 	@touch $(READY)
 
@@ -52,7 +52,7 @@ format: $(READY)  ## mend what lint complains of
 	$(BIN)/nbstripout --keep-count notebooks/*.ipynb
 
 lab: $(READY)  ## open JupyterLab in notebooks/
-	$(BIN)/jupyter lab --notebook-dir=. notebooks/start.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. notebooks/start.ipynb
 
 clean:  ## remove .venv and caches; outputs stay
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -5,7 +5,7 @@
     inputs = {"x": x, "edge_index": edge_index} # by the names of arguments, a tuple, or a function that makes either
     claim = "1.5x, half the memory"
 
-    claim, result = measure(Path("my_claim.py"))    # raced in processes of their own
+    claim, read, result = measure(Path("my_claim.py"))    # raced in processes of their own
     result.speed, result.memory                     # before over after
 
 The file may also set `mode` ("inference", or "training" for a forward and a backward pass) and `tolerance`, the largest
@@ -29,10 +29,10 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 from torch_geometric.data.data import BaseData
 
+from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError, first_wrong
 from gnnlab.measure.race import RTOL_FLOAT32
 from gnnlab.measure.versus import LIMIT_S, Made, Versus, cost_s, versus
-from gnnlab.worker import Worker
 from gnnlab.workloads import models
 from gnnswap.errors import one_line, quoted
 from gnnswap.inputs import bind
@@ -95,8 +95,15 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
 
 
 def described(path: str, inputs: str | None) -> dict[str, Any]:
-    """Claim, mode and tolerance of a file, for JSON."""
-    return read(Path(path), inputs).model_dump(include={"claim", "mode", "tolerance"})
+    """Claim, mode and tolerance of a file, and what was read, for JSON."""
+    claim = read(Path(path), inputs)
+    forms = ", ".join(f"{name} {_named(getattr(claim, name))}" for name in ("before", "after"))
+    line = f"{inputs or path}: inputs {models.shapes(claim.inputs)}; {forms}"
+    return claim.model_dump(include={"claim", "mode", "tolerance"}) | {"read": line}
+
+
+def _named(form: Callable[..., Any]) -> str:
+    return getattr(form, "__qualname__", type(form).__name__)
 
 
 @cache
@@ -116,9 +123,10 @@ def measure(
     seconds: float = 2.0,
     inputs: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> tuple[str, Versus]:
-    """The claim of a file, and its forms raced in fresh processes, `seconds` of sampling in each; `tell` gets what it
-    costs, then a line of each. `inputs`: a `module:function` that gives the inputs in place of the file.
+) -> tuple[str, str, Versus]:
+    """The claim of a file, a line on what was read, and the race of its forms in fresh processes, `seconds` of sampling
+    in each; `tell` gets that line, what it costs, then a line of each process. `inputs`: a `module:function` that gives
+    the inputs in place of the file.
 
     Raises:
         GnnlabError: `read` refuses the file, a form fails, hangs or ends its process, or results differ.
@@ -127,13 +135,14 @@ def measure(
     with Worker() as worker:
         answer = worker.call(f"{__name__}:described", given, timeout_s=LIMIT_S)
     about = answer.get(str(path) if answer.lost else "")
-    claim = about.pop("claim")
+    claim, line = about.pop("claim"), about.pop("read")
+    tell(line)
     memory = any(one.memory for one in read_claim(claim))
     takes_s = cost_s(processes, seconds, memory=memory)
     tell(f"{processes} process{'es' * (processes != 1)}, {seconds:g} s of sampling in each: about {takes_s:.0f} s")
     made = (Made(f"{__name__}:part", given | {"name": name}) for name in ("before", "after", "inputs"))
     try:
-        return claim, versus(*made, processes=processes, seconds=seconds, memory=memory, tell=tell, **about)
+        return claim, line, versus(*made, processes=processes, seconds=seconds, memory=memory, tell=tell, **about)
     except GnnlabError as error:
         raise GnnlabError(f"{path}: {error}") from error
 

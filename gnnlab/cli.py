@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
@@ -27,6 +28,9 @@ OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 a notebook failed, 2 bad input, 130 stopped by Ctrl-C."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started this process
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  to the process' end
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a Windows code page knows few characters
@@ -100,7 +104,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, needs in COMMANDS.items():
         module = import_module(f".commands.{name}", __package__)
-        description, _, examples = module.__doc__.partition("\n\nexamples:\n")
+        description, _, examples = (module.__doc__ or f"{name}.").partition("\n\nexamples:\n")  # python -OO drops it
         summary = description.partition(".")[0]
         added = commands.add_parser(
             name,

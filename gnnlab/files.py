@@ -7,10 +7,12 @@ made_once(folder / "a", key, lambda empty: export(empty / "model.onnx"))     # a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,7 @@ from typing import Any
 from gnnlab.errors import GnnlabError
 
 LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # how NFS and Lustre refuse flock
 MADE_FROM = "made_from.json"  # in a folder of `made_once`: its key
 
 # ---- whole or not at all --------------------------------------------------------------------------------------------
@@ -73,8 +76,9 @@ def read_json(path: Path, remedy: str) -> Any:
 def locked(folder: Path, doing: str) -> Iterator[None]:
     """Hold `folder` (made where missing) for this process; `doing` completes the line that another one gets.
 
-    The operating system releases the lock when the process ends, however it ends. Raises `GnnlabError`: "another
-    process measures into outputs/quick".
+    The operating system releases the lock when the process ends, however it ends. A file system that has no locks (some
+    of clusters) is no hindrance: a line on standard error says so. Raises `GnnlabError`: "another process measures into
+    outputs/quick".
     """
     from filelock import FileLock, Timeout
 
@@ -85,6 +89,10 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise GnnlabError(f"another process {doing} {folder}; wait until it ends, or stop it") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"gnnlab: the file system of {folder} has no locks; run one process at a time there", file=sys.stderr)
     try:
         yield
     finally:

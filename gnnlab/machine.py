@@ -5,11 +5,12 @@ Whoever names a version, the processor or the caches of this machine asks here, 
 
 from __future__ import annotations
 
-import os
+import math
 import platform
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ import psutil
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MOST_OTHERS, MOST_STEAL = 15.0, 3.0  # percent of all CPU time; beyond it a machine is called busy
 COMPUTING = ("torch", "torch-geometric", "numpy", "openvino", "onnxruntime", "onnx")  # packages that decide over times
 
@@ -53,9 +55,29 @@ def cpuinfo(*fields: str) -> str:
 
 
 def cores() -> int:
-    """Logical cores that this process may use."""
+    """Logical cores that this process may use: those that it may run on, and no more than its control group's quota."""
     process = psutil.Process()
-    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count() or 1
+    bound = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count() or 1
+    return min(bound, math.ceil(quota() or bound))
+
+
+def quota(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> float | None:
+    """CPU time that the control groups of this process grant it (version 1 or 2), in cores; None where they set no
+    limit, and on other systems than Linux.
+    """
+    lines = [line.split(":", 2) for line in own.read_text().splitlines()] if own.is_file() else []
+    places = [groups / "cpu" / name.strip("/") for _, kinds, name in lines if "cpu" in kinds.split(",")]
+    places += [groups / name.strip("/") for _, kinds, name in lines if not kinds]  # version 2
+    limits = []
+    for place in places:
+        for folder in (place, *place.parents):
+            with suppress(OSError, ValueError):  # in a container the group's own folder may be hidden, the mount is not
+                if (folder / "cpu.max").is_file():
+                    limit, period = (folder / "cpu.max").read_text().split()
+                else:
+                    limit, period = ((folder / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+                limits += [int(limit) / int(period)] if int(limit) > 0 else []
+    return min(limits, default=None)
 
 
 def at_work(interval_s: float = 0.3) -> dict[str, float | None]:
@@ -99,8 +121,8 @@ def warning(seen: Mapping[str, Any] | None = None) -> str | None:
 
 
 def about() -> dict[str, Any]:
-    """What decides over times and stays the same: the processor's name and how many cores the machine has."""
-    return {"processor": processor(), "cores": os.cpu_count()}
+    """What decides over times and stays the same: the processor's name and how many of its cores may be used."""
+    return {"processor": processor(), "cores": cores()}
 
 
 def cache_bytes() -> dict[int, int | None]:

@@ -7,11 +7,11 @@ with importable():
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
+import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,29 @@ def importable() -> Iterator[None]:
 
 def load(spec: str) -> Callable[..., Any]:
     """The function or class that `module:factory` names; within `importable`. Raises `GnnlabError` in one line."""
-    module, colon, name = spec.rpartition(":")
-    if not colon:
+    module, _, name = spec.rpartition(":")
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", spec):
         raise GnnlabError(f"{quoted(spec)} names no function; write module:function, as in my_models:make")
-    return _factory(spec, _imported(module), name)
+    try:
+        factory = pkgutil.resolve_name(spec)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code, which may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            why = f"there is no module {module}: neither installed nor as a file in {Path.cwd()}"
+        elif isinstance(error, ModuleNotFoundError):
+            why = f"module {module} needs {error.name}, which is not installed"
+        elif isinstance(error, AttributeError) and module in sys.modules:
+            there = vars(sys.modules[module]).items()
+            made = sorted(key for key, value in there if getattr(value, "__module__", "") == module and key[0] != "_")
+            has = ", ".join(made[:5]) or "none"
+            why = f"module {module} has no factory {quoted(name)}{meant(name, made)}; it has {has}"
+        else:
+            why = f"module {module} cannot be imported: {one_line(error)}"
+        raise GnnlabError(why) from error
+    if not callable(factory):
+        raise GnnlabError(f"{spec}: {name} is no function or class but {quoted(factory)}; name one that makes it")
+    return factory
 
 
 def call(spec: str, factory: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -77,70 +96,3 @@ def forked_random(seed: int | None = None) -> Iterator[None]:
         yield
     if not used:  # no state was there: what torch.manual_seed had asked of CUDA is asked again
         torch.cuda.manual_seed_all(torch.initial_seed())
-
-
-def is_there(spec: str) -> bool:
-    """Does `module:factory` name a module that could be imported? Nothing is imported."""
-    return _origin(spec.partition(":")[0].partition(".")[0]) is not None
-
-
-def require(spec: str) -> None:
-    """Raises `GnnlabError`, in one line and without importing anything, where there is no such module, or its source
-    does not hold the name of the function."""
-    module, _, name = spec.rpartition(":")
-    if not is_there(spec):
-        load(spec)
-    source = Path((_origin(module) if "." not in module else None) or "")
-    text = source.read_text(encoding="utf-8", errors="replace") if source.suffix == ".py" else name
-    if not re.search(rf"\b{re.escape(name)}\b|import \*|__getattr__", text):
-        raise _no_factory(module, name, re.findall(r"^(?:def|class) ([^\W_]\w*)", text, re.MULTILINE))
-
-
-def _origin(module: str) -> str | None:
-    """Where a module would be imported from: a file, or another place; None where there is none."""
-    with importable():
-        try:
-            spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            return None
-    return spec and (spec.origin or "a folder")
-
-
-def files_of(module: str, folder: Path) -> list[Path]:
-    """The file of a module that lies in `folder`, or those of a package; none of a module that is installed."""
-    place = folder.joinpath(*module.split("."))
-    file = place.with_name(f"{place.name}.py")
-    return [path.resolve() for path in ([file] if file.is_file() else sorted(place.rglob("*.py")))]
-
-
-def _imported(name: str) -> Any:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise GnnlabError(f"{quoted(name)} is no name of a module; write module:factory, as in my_models:make")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            here = Path.cwd()
-            raise GnnlabError(f"there is no module {name}: neither installed nor as a file in {here}") from error
-        raise GnnlabError(f"module {name} needs {error.name}, which is not installed") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the user's code, which may raise anything
-        raise GnnlabError(f"module {name} cannot be imported: {one_line(error)}") from error
-
-
-def _factory(spec: str, module: Any, name: str) -> Callable[..., Any]:
-    factory = getattr(module, name, None)
-    if callable(factory):
-        return factory
-    if factory is not None:
-        raise GnnlabError(f"{spec}: {name} is no function or class but {quoted(factory)}; name one that makes it")
-    public = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-    own = [key for key, value in public.items() if getattr(value, "__module__", "") == module.__name__]
-    raise _no_factory(module.__name__, name, own or public)
-
-
-def _no_factory(module: str, name: str, offered: Iterable[str]) -> GnnlabError:
-    offered = sorted(offered)
-    there = ", ".join(offered[:5]) or "none"
-    return GnnlabError(f"module {module} has no factory {quoted(name)}{meant(name, offered)}; it has {there}")

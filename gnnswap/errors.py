@@ -15,7 +15,7 @@ class SwapError(OneLineError):
 
 def quoted(value: object) -> str:
     """`repr` of a value from outside, on one line and cut to a readable length."""
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

@@ -11,14 +11,15 @@ import os
 import threading
 import time
 import types
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numba
 import numpy as np
 import torch
 from numba import prange
+from numba.core.caching import FunctionCache
 from numba.extending import overload
 from torch import Tensor
 
@@ -89,14 +90,26 @@ def _blocks(blocks, *arrays):
         one_block(*arrays, block, blocks)  # noqa: F821  a global of each copy of this function
 
 
+class _Store(FunctionCache):
+    """Code that cannot be stored or read, on a full disk for instance, is compiled in each process."""
+
+    @contextmanager
+    def _guard_against_spurious_io_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            Compiled.stored = False
+
+
 def _compiled(function: Callable, name: str, names: dict[str, Any], **options: bool) -> Callable:
     named = types.FunctionType(function.__code__, names, name)
     named.__qualname__ = name  # by which code on disk is known
+    compiled = numba.njit(nogil=True, **FLAGGED, **options)(named)
     try:
-        return numba.njit(cache=True, nogil=True, **FLAGGED, **options)(named)
+        compiled._cache = _Store(named)  # as cache=True does with numba's own
     except RuntimeError:  # no folder that can be written
         Compiled.stored = False
-        return numba.njit(nogil=True, **FLAGGED, **options)(named)
+    return compiled
 
 
 _inner = numba.njit(nogil=True, **FLAGGED)

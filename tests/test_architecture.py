@@ -34,14 +34,12 @@ ALLOWED = {
 }
 TOP = {
     "__version__",
+    "child",
     "errors",
     "files",
     "openvino_core",
     "machine",
-    "progress",
     "user_code",
-    "worker",
-    "worker_process",
 }  # which every room may import
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 

@@ -97,7 +97,9 @@ def test_the_result_may_be_printed_as_json_and_the_cost_comes_first(tmp_path, ch
     assert row["verdict"] == "reproduced" and row["value"] == pytest.approx(2, rel=0.02)
     assert report["memory"]["before"]["agrees"] and report["memory"]["after"]["process_mib"] > 25
     assert len(report["processes"]) == 1 and report["before_ms"]["n"] >= 12
-    assert err.splitlines()[0].startswith("1 process, 0.2 s of sampling in each: about ") and "process 1 of 1" in err
+    line, cost, *_ = err.splitlines()
+    assert line == report["read"] and line.endswith("mine.py: inputs x=[4000000]; before before, after after")
+    assert cost.startswith("1 process, 0.2 s of sampling in each: about ") and "process 1 of 1" in err
 
 
 def test_memory_that_torch_does_not_see_is_not_judged(tmp_path, check):

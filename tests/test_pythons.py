@@ -1,5 +1,6 @@
 """Python 3.11 to 3.13: the pins resolve for each, and make takes no other."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -67,3 +68,25 @@ def test_make_takes_no_other_python_and_says_how_to_get_one(tmp_path):
     assert (
         made.returncode == 2 and "needs Python 3.11, 3.12 or 3.13 with venv; old is none: Python 3.9.1" in made.stderr
     )
+
+
+def script(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(("user", "root"), [("0", "--allow-root "), ("1000", "")])
+def test_make_keeps_settings_of_the_user_s_from_pip_and_opens_jupyterlab_as_root(tmp_path, user, root):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    script(tmp_path / "pip", 'echo "$PIP_USER,$PYTHONPATH" > pip_was_given')
+    script(tmp_path / "bin/python", "test $1 = -c || { mkdir -p .venv/bin; cp pip .venv/bin; }")
+    script(tmp_path / "bin/id", f"echo {user}")
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    given = {**os.environ, "PATH": path, "PIP_USER": "1", "PYTHONPATH": "/elsewhere"}
+    assert run("make", "setup", "PYTHON=python", cwd=tmp_path, env=given).returncode == 0
+    assert (tmp_path / "pip_was_given").read_text() == "0,\n"
+    script(tmp_path / ".venv/bin/jupyter", "echo $@")
+    assert f"\nlab {root}--notebook-dir=. notebooks/start.ipynb\n" in run("make", "lab", cwd=tmp_path, env=given).stdout

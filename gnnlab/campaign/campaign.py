@@ -23,19 +23,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
-from gnnlab import machine, user_code
+from gnnlab import machine
 from gnnlab.campaign import checkpoints, table
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask, layer_of
 from gnnlab.campaign.checkpoints import Record, record
 from gnnlab.campaign.sizes import GraphSize
+from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError
 from gnnlab.files import digest, locked, write_atomically
 from gnnlab.measure import timing
-from gnnlab.progress import progress
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
-from gnnlab.worker import Worker
 
 PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
 _REFERENCE_S = 0.1  # of sampling: with 9 runs the reference workload itself scattered by 20 % on a shared machine
@@ -154,11 +154,10 @@ def run(folder: Path, cells: Sequence[Cell], working: Any, *, seed: int = 0, ane
             reference_ms: list[list[float]] = []
             if todo:
                 before_ms, shuffled = working.call(reference), [todo[place] for place in random.permutation(len(todo))]
-                with progress("cells", len(todo)) as step, checkpoints.open_journal(folder) as journal:
-                    for each in working(shuffled):
+                with checkpoints.open_journal(folder) as journal:
+                    for each in tqdm(working(shuffled), "cells", len(todo), leave=False, disable=None):
                         checkpoints.append(journal, {"known_by": known_by[each["key"]], **each})
                         records[each["key"]] = each
-                        step(each["key"])
                 reference_ms = [before_ms, working.call(reference)]
                 medians = map(np.median, reference_ms)
                 messages.append("reference workload: {:.3g} ms before, {:.3g} ms after".format(*medians))
@@ -180,7 +179,8 @@ def _known_by(cell: Cell, available: Availability, made_by: Mapping[str, Any]) -
     """The digest of what could change the time of a cell."""
     parts = {"cell": asdict(cell), "unit": available.to_json(), **made_by}
     if cell.unit not in units.all_units():
-        parts["unit_code"] = digest(*user_code.files_of(cell.unit.partition(":")[0], Path.cwd()))
+        module, here = cell.unit.partition(":")[0].replace(".", "/"), Path.cwd()
+        parts["unit_code"] = digest(*sorted([*here.glob(f"{module}.py"), *here.glob(f"{module}/**/*.py")]))
     return digest(parts)
 
 

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from gnnlab.child import DETAIL, Worker
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.measure import timing
 from gnnlab.measure.conditions import Conditions
 from gnnlab.measure.estimates import LEAST_SAMPLES, median_interval
 from gnnlab.units.registry import find
 from gnnlab.units.unit import TOLERANCES, Loaded, Unit
-from gnnlab.worker import Worker
-from gnnlab.worker_process import DETAIL
 from gnnswap import parity
 from gnnswap.errors import one_line
 

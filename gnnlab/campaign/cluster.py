@@ -22,11 +22,11 @@ from gnnlab import machine
 from gnnlab.campaign.campaign import package_digest
 from gnnlab.campaign.cells import Cell, CellResult, Settings, ask
 from gnnlab.campaign.checkpoints import Record, record
+from gnnlab.child import KEEP_MEMORY, Worker
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.measure.timing import stopwatch
 from gnnlab.units import registry as units
 from gnnlab.units.unit import Availability
-from gnnlab.worker import KEEP_MEMORY, Worker
 from gnnswap.errors import one_line
 
 try:

@@ -31,11 +31,6 @@ def existing_file(text: str) -> str:
     return text
 
 
-def graph_or_file(text: str) -> str:
-    """A `type` for argparse: a graph's name, or a file that is there. What a name means, `graphs.load` knows."""
-    return existing_file(text) if ":" not in text and Path(text).suffix else text
-
-
 def model_or_factory(text: str) -> str:
     """A `type` for argparse: a model's name or module:factory, not a file of weights."""
     if ":" not in text and Path(text).suffix:
@@ -48,12 +43,8 @@ def model_or_factory(text: str) -> str:
 
 def add_params(parser: argparse.ArgumentParser) -> None:
     """`--params SET`."""
-    parser.add_argument(
-        "--params",
-        metavar="SET",
-        default="quick",
-        help="quick, models, full, gpu, npu, or a folder of YAML files named as the notebooks (default: quick)",
-    )
+    what = "quick, models, full, gpu, npu, or a folder of YAML files named as the notebooks (default: quick)"
+    parser.add_argument("--params", metavar="SET", default="quick", help=what)
 
 
 def processes(text: str) -> int:
@@ -78,26 +69,25 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """`module:factory` of a model of the user's, and the graph that it runs on."""
-    parser.add_argument(
-        "model",
-        type=model_or_factory,
-        metavar="module:factory",
-        help="a function that makes your model, given the graph if it asks for it",
-    )
+    what = "a function that makes your model, given the graph if it asks for it"
+    parser.add_argument("model", type=model_or_factory, metavar="module:factory", help=what)
+    add_graph(parser)
+
+
+def add_graph(parser: argparse.ArgumentParser, *aliases: str) -> argparse._MutuallyExclusiveGroup:
+    """`--graph`, with `--nodes` beside it, or `--inputs` in its place; gives the group of what excludes each other."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--graph", type=graph_or_file, default="digits", help="the graph (%(default)s)")
-    add_inputs(group)
+    group.add_argument("--graph", *aliases, default="digits", help="the graph (%(default)s)")
+    what = "instead: a function that returns what forward takes (tuple, dict, Data, HeteroData, batch of molecules)"
+    group.add_argument("--inputs", dest="graph", type="inputs:{}".format, metavar="module:function", help=what)
+    what = "beside --graph edges.csv: a table of its nodes, with their features"
+    parser.add_argument("--nodes", type=existing_file, metavar="FILE", help=what)
+    return group
 
 
-def add_inputs(group: argparse._MutuallyExclusiveGroup) -> None:
-    """`--inputs module:function`, in place of a graph; stored as `graph`, as `workloads.models.build` takes it."""
-    group.add_argument(
-        "--inputs",
-        dest="graph",
-        type="inputs:{}".format,
-        metavar="module:function",
-        help="instead: a function that returns what forward takes (tuple, dict, Data, HeteroData, batch of molecules)",
-    )
+def graph_of(arguments: argparse.Namespace) -> str:
+    """The options of `add_graph` as `workloads.models.build` takes them: "digits", or "edges.csv+nodes.csv"."""
+    return f"{arguments.graph}+{arguments.nodes}" if arguments.nodes else arguments.graph
 
 
 def results_at(word: str, *, named: bool = False) -> Path:

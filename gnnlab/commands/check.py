@@ -12,14 +12,13 @@ examples:
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_json, add_processes, existing_file
-from .tables import show, warn_if_busy
+from .tables import say, show, warn_if_busy
 
 if TYPE_CHECKING:
     from gnnlab.check import ClaimPart
@@ -49,13 +48,13 @@ def run(arguments: Namespace) -> int:
     path = Path(arguments.file)
     check.require_file(path)
     warn_if_busy()
-    options = {"processes": arguments.processes, "seconds": arguments.seconds, "inputs": arguments.inputs}
-    claim, measured = check.measure(path, **options, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    options = {name: getattr(arguments, name) for name in ("processes", "seconds", "inputs")}
+    claim, read, measured = check.measure(path, **options, tell=say)
     parts = [_judged(part, measured) for part in check.read_claim(claim)]
     if arguments.json:
-        show(json.dumps(_report(path.name, claim, parts, measured), indent=2))
+        show(json.dumps({"file": path.name, "read": read, "claim": claim, **_report(parts, measured)}, indent=2))
     else:
-        show(_markdown(path.name, parts, measured))
+        show(_markdown(path.name, read, parts, measured))
     verdicts = {verdict for *_, verdict in parts}
     if verdicts & {Verdict.REFUTED, Verdict.WEAKER}:
         return REFUTED
@@ -71,17 +70,16 @@ def _judged(part: ClaimPart, measured: Versus) -> Judged:
     return part, ratio, verdict(Claim(**fields), ratio and ratio.interval)
 
 
-def _report(name: str, claim: str, parts: list[Judged], measured: Versus) -> dict[str, object]:
+def _report(parts: list[Judged], measured: Versus) -> dict[str, object]:
     claims = [
         {"claim": part.text, "read_as": part.reading, **(asdict(ratio) if ratio else {}), "verdict": verdict.value}
         for part, ratio, verdict in parts
     ]
     why = {"memory_not_judged": measured.memory.why} if measured.memory and measured.memory.why else {}
-    report = {"file": name, "claim": claim, "claims": claims, **asdict(measured), **why}
-    return report | {"smallest_effect_seen": measured.detectable}
+    return {"claims": claims, **asdict(measured), **why, "smallest_effect_seen": measured.detectable}
 
 
-def _markdown(name: str, parts: list[Judged], measured: Versus) -> str:
+def _markdown(name: str, read: str, parts: list[Judged], measured: Versus) -> str:
     """For a terminal, and for a comment on a pull request."""
     from gnnlab.lab.text import error_text, estimate_text, number
 
@@ -101,6 +99,8 @@ def _markdown(name: str, parts: list[Judged], measured: Versus) -> str:
     where = "one process: the interval is that within it" if count == 1 else f"{count} processes"
     lines = [
         f"**{name}**: {'; '.join(verdicts)}",
+        "",
+        f"Read {read}.",
         "",
         "| claim | read as | measured, 95 % interval | verdict |",
         "|---|---|---|---|",

@@ -1,14 +1,12 @@
-"""Print the ledger: what was claimed, what was measured here, the verdict.
+"""Print the claims report: what was claimed, what was measured here, the verdict.
 
 Claims of the documents and goals of the lab stand apart. All is computed from the result files of the
 folder and of its further runs (gnnlab run --runs).
 
 examples:
   gnnlab claims
-  gnnlab claims --params full --json > ledger.json
+  gnnlab claims --params full --json > claims.json
   gnnlab claims ~/yesterday/quick --recompute   from the stored samples, on any machine
-  gnnlab claims outputs/full --publish          to docs/reference-runs, in a folder named as the processor
-  gnnlab claims --machines                      claim by machine: where they agree
 """
 
 from __future__ import annotations
@@ -35,31 +33,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="as JSON")
     again = "compute rows, intervals and verdicts again from the stored samples; exit code 1 where one differs"
     group.add_argument("--recompute", action="store_true", help=again)
-    group.add_argument("--publish", action="store_true", help="write the ledger as the reference run of this machine")
-    group.add_argument("--machines", action="store_true", help="the reference runs of all machines, side by side")
-    into = "with --machines: into README.md and docs/reference-runs/README.md"
-    parser.add_argument("--write", action="store_true", help=into)
 
 
 def run(arguments: Namespace) -> int:
     """1 where a number does not follow from its samples, else 0."""
-    from gnnlab.lab import discovery, ledger, machines
+    from gnnlab.lab import ledger
 
-    root = discovery.root()
-    if arguments.write:
-        show("\n".join(f"wrote {path}" for path in machines.write(root)))
-        return OK
-    if arguments.machines:
-        show("\n".join(machines.side_by_side(machines.read(root))))
-        return OK
     folder = results_at(arguments.folder or arguments.params, named=arguments.folder is None)
     if arguments.recompute:
         follows, lines = ledger.recompute(folder)
         show("\n".join(lines))
         return OK if follows else FAILED
-    if arguments.publish:
-        show(f"wrote {machines.publish(folder, root)}; gnnlab claims --machines --write makes its page and the tables")
-        return OK
     judged = ledger.judge(folder)
     show(json_text(judged.to_dict()) if arguments.json else of_ledger(judged))
     return OK

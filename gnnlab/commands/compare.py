@@ -1,7 +1,7 @@
 """Compare two runs: the change of every row with its interval.
 
-A and B are folders of results, single result files, or names of parameter sets. Several runs of a
-notebook are pooled. It says when machine, versions, parameters or commit differ.
+A and B are folders of results, single runs, or names of parameter sets. Several runs of a notebook are
+pooled. It says when machine, versions, parameters or commit differ.
 
 examples:
   gnnlab compare outputs/quick ~/yesterday/quick
@@ -21,7 +21,7 @@ from .tables import STYLES, json_text, show, table
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from gnnlab.lab.compare import Change, RunComparison
+    from gnnlab.lab.compare import RunComparison
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,33 +40,38 @@ def run(arguments: Namespace) -> int:
 
 
 def of_comparison(comparison: RunComparison) -> Group:
-    """What was not the same, a line for each row, how many changed, and what only one side has."""
+    """What was not the same, a line for each number, how many changed, and what could not be read."""
     from rich.console import Group
     from rich.text import Text
 
     same = ["Machine, versions, parameters and commit are the same."]
     unlike = ["Not the same in A | B:", *(f"  {line}" for line in comparison.differences)]
     head = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", "", *(unlike if comparison.differences else same), ""]
-    counts = Counter(change.word.partition(":")[0] for change in comparison.changes)
-    tail = [", ".join(f"{word} {n}" for word, n in counts.most_common())] if counts else ["No row is in both."]
+    counts = Counter(change["word"].partition(":")[0] for change in comparison.changes)
+    tail = [", ".join(f"{word} {n}" for word, n in counts.most_common()) or "No row is in both."]
     tail += [*(f"left out: {problem}" for problem in comparison.problems), comparison.caution]
     columns, numbers = ("row", "A", "B", "B / A", "interval", ""), ("A", "B", "B / A", "interval")
     rows = table("B over A, with 95 % intervals", columns, map(_changed, comparison.changes), right=numbers)
     return Group(Text("\n".join(head)), *[rows] * bool(counts), Text("\n".join(tail)))
 
 
-def _changed(change: Change) -> tuple[Any, ...]:
+def _changed(change: dict[str, Any]) -> tuple[Any, ...]:
     from rich.text import Text
 
-    from gnnlab.lab.text import format_value
+    from gnnlab.lab.text import number
 
-    unit = "" if change.unit in ("count", "ratio", "x") or change.scale is None else f" {change.unit}"
-    digits = "+.3g" if change.scale == "difference" else ".3g"
-    exact = change.ci is None or change.ci[0] == change.ci[1]
+    cell = ", ".join(filter(None, [change["study"], change["keys"]]))
+    label = f"{change['notebook'][:2]} {cell}: {change['form']}" + f", {change['of']}" * (change["of"] != "value")
+    unit = "" if change["unit"] in ("count", "x") else f" {change['unit']}"
+    digits = "+.3g" if change["scale"] == "difference" else ".3g"
+    ends = "" if change["low"] == change["high"] else f"{change['low']:{digits}} to {change['high']:{digits}}"
     return (
-        change.label,
-        *("" if value is None else f"{format_value(value)}{unit}" for value in (change.a, change.b)),
-        "" if change.change is None else f"{change.change:{digits}}",
-        "" if exact else f"{change.ci[0]:{digits}} to {change.ci[1]:{digits}}",
-        Text(f"{change.word} ({change.note})" if change.note else change.word, style=STYLES.get(change.word, "")),
+        label,
+        *("" if value is None else f"{number(value)}{unit}" for value in (change["a"], change["b"])),
+        "" if change["change"] is None else f"{change['change']:{digits}}",
+        ends,
+        Text(
+            f"{change['word']} ({change['note']})" if change["note"] else change["word"],
+            style=STYLES.get(change["word"], ""),
+        ),
     )

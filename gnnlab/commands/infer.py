@@ -20,40 +20,45 @@ from pathlib import Path
 
 from gnnlab.errors import GnnlabError
 
+from .tables import say
+
 OK, FAILED = 0, 1
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--model-type", choices=("dqn", "ppo", "hybrid"), default="hybrid", help="the model (%(default)s)"
-    )
+    models = ("dqn", "ppo", "hybrid")
+    parser.add_argument("--model-type", choices=models, default="hybrid", help="the model (%(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu (%(default)s)")
     parser.add_argument("--quantize", action="store_true", help="weights and activations in int8, on the CPU")
-    parser.add_argument(
-        "--batch", nargs="?", const="-", metavar="FILE", help="answer all lines of FILE, or of the input, together"
-    )
+    what = "answer all lines of FILE, or of the input, together"
+    parser.add_argument("--batch", nargs="?", const="-", metavar="FILE", help=what)
 
 
 def run(arguments: Namespace) -> int:
     """Answer the states of a file or of standard input; 1 where a line could not be answered."""
     from gnnlab.inference.predictor import Predictor
+    from gnnlab.inference.states import check_or_error
+    from gnnlab.workloads.edge_networks import FEATURES
 
     predictor = Predictor(arguments.model_type, arguments.device, "int8" if arguments.quantize else "fast")
-    print(f"gnnlab: device {predictor.why_device}", file=sys.stderr)
+    say(f"gnnlab: device {predictor.why_device}")
     lines = sys.stdin.buffer
     if arguments.batch not in (None, "-"):
         lines = Path(arguments.batch).read_bytes().splitlines()
-    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    states = ((number, check_or_error(line)) for number, line in enumerate(lines, start=1) if line.strip())
     if arguments.batch:
-        states = dict(numbered)
-        decisions = zip(states, predictor.predict_batch(list(states.values())), strict=True)
-    else:
-        decisions = ((number, predictor.predict_batch([line])[0]) for number, line in numbered)
-    failed = False
-    for number, decision in decisions:
-        if isinstance(decision, GnnlabError):
-            failed, answer = True, {"error": str(decision)}
+        states = list(states)
+        decisions = iter(predictor.decide([state for _, state in states if not isinstance(state, GnnlabError)]))
+    sizes, failed = [], 0
+    for number, state in states:
+        if isinstance(state, GnnlabError):
+            failed, answer = failed + 1, {"error": str(state)}
         else:
+            sizes.append(len(state.nodes))
+            decision = next(decisions) if arguments.batch else predictor.decide([state])[0]
             answer = {"node_id": decision.node_id, "node": decision.node, "score": decision.score}
         print(json.dumps({"line": number, **answer}), flush=not arguments.batch)
+    of_nodes = f" of {min(sizes)} to {max(sizes)} nodes, {len(FEATURES)} features each" if sizes else ""
+    unread = f"; {failed} line{'s' * (failed != 1)} could not be read" if failed else ""
+    say(f"gnnlab: read {len(sizes)} state{'s' * (len(sizes) != 1)}{of_nodes}{unread}")
     return FAILED if failed else OK

@@ -16,14 +16,13 @@ examples:
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_json, add_model, add_processes
-from .tables import show, table, warn_if_busy
+from .arguments import add_json, add_model, add_processes, graph_of
+from .tables import say, show, table, warn_if_busy
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,9 +41,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Optimize what the parsed options name. Progress goes to standard error."""
-    from gnnlab.user_code import require
-
-    require(arguments.model)
     from gnnlab.optimize import written
     from gnnlab.optimize.search import optimize
 
@@ -53,26 +49,24 @@ def run(arguments: Namespace) -> int:
         written.check(arguments.model, out)
     warn_if_busy()
 
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     def save(report: OptimizeReport) -> None:
         if out:
             written.write(report, out)
-            tell(f"wrote {out}: use it as {out.stem}:make")
+            say(f"wrote {out}: use it as {out.stem}:make")
 
-    options = {"train": arguments.train, "device": arguments.device}
-    options |= {"processes": arguments.processes, "seconds": arguments.seconds}
-    report = optimize(arguments.model, arguments.graph, **options, tell=tell, improved=save)
+    options = {name: getattr(arguments, name) for name in ("train", "device", "processes", "seconds")}
+    report = optimize(arguments.model, graph_of(arguments), **options, tell=say, improved=save)
+    read = report.facts["read"]
     if arguments.json:
-        show(json.dumps(asdict(report), indent=2))
+        show(json.dumps({"read": read, **asdict(report)}, indent=2))
     else:
+        show("\n".join(read))
         show(_table(report))
         show("\n".join(written.sentences(report)))
     if report.plan:
         save(report)
     elif out and out.exists():
-        tell(f"{out} is of an earlier run and was left as it is")
+        say(f"{out} is of an earlier run and was left as it is")
     return 0
 
 

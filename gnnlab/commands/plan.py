@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_params, count, graph_or_file
+from .arguments import add_params, count
 from .tables import show, table
 
 if TYPE_CHECKING:
@@ -38,20 +38,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_params(parser)
     parser.add_argument("--nodes", type=count, metavar="N", help="nodes of the graph")
     parser.add_argument("--edges", type=count, metavar="E", help="edges of the graph")
-    parser.add_argument("--graph", type=graph_or_file, metavar="GRAPH", help="a graph: a name, random:..., or a file")
+    parser.add_argument("--graph", metavar="GRAPH", help="a graph: a name, random:..., or a file")
     parser.add_argument("--execute", action="store_true", help="run the layer on the graph by the plan")
     parser.add_argument("--plan", metavar="PLAN", help="in words or as [[units, stages, ratios], ...]; default: best")
     parser.add_argument("--units", nargs="+", metavar="UNIT", help="units to plan with (default: this CPU's runtimes)")
-    parser.add_argument(
-        "--lookup", metavar="FILE", help="a lookup table in S4's format, of any machine, instead of notebook 06's"
-    )
+    what = "a lookup table in S4's format, of any machine, instead of notebook 06's"
+    parser.add_argument("--lookup", metavar="FILE", help=what)
     parser.add_argument("--bandwidth", metavar="FILE", help="the bandwidth table that belongs to it")
-    parser.add_argument(
-        "--objective",
-        choices=tuple(GRAPHS),
-        default="throughput",
-        help="a stream of graphs, or one graph alone (%(default)s)",
-    )
+    what = "a stream of graphs, or one graph alone (%(default)s)"
+    parser.add_argument("--objective", choices=tuple(GRAPHS), default="throughput", help=what)
 
 
 def run(arguments: Namespace) -> int:
@@ -68,13 +63,16 @@ def run(arguments: Namespace) -> int:
     _check(arguments)
     if arguments.lookup:
         costs = tables.read_costs(Path(arguments.lookup), Path(arguments.bandwidth))
-        show(_source(costs, arguments.lookup))
+        show(_read(costs, arguments.lookup) + _of_elsewhere(costs))
     else:
         folder = discovery.results_of(arguments.params)
         costs = tables.load_costs(folder / TABLES, arguments.units or ())
+        show(_read(costs, folder / TABLES))
     nodes, edges = arguments.nodes, arguments.edges
     if arguments.graph is not None:
-        graph = inputs_of(graphs.load(arguments.graph), costs.layer.features)
+        data = graphs.load(arguments.graph)
+        show(graphs.read_as(data))
+        graph = inputs_of(data, costs.layer.features)
         nodes, edges = size_of(graph)
         counts = "its size and where its edges go" if arguments.execute else "its size alone"
         named = f"the lab's own layer ({costs.layer.name}, {costs.layer.features} features)"
@@ -108,11 +106,14 @@ def _check(arguments: Namespace) -> None:
         raise GnnlabError(f"{named} names units of this machine, --lookup tables of processors; give one of the two")
 
 
-def _source(costs: Costs, lookup: str) -> str:
-    text = (
-        f"Times of {', '.join(costs.units)} read from {lookup}, of the machine that it was made on; none was measured "
-        "here. Stages run one by one, as the table has them."
-    )
+def _read(costs: Costs, tables: Path | str) -> str:
+    """What the tables have."""
+    least, most = ("/".join(map(str, size)) for size in (costs.sizes[0], costs.sizes[-1]))
+    return f"{tables}: times of {', '.join(costs.units)} at {len(costs.sizes)} sizes, from {least} to {most}."
+
+
+def _of_elsewhere(costs: Costs) -> str:
+    text = " They are of the machine that the table was made on; none was measured here. Stages run one by one."
     if any(time.low_ms == time.high_ms for time in costs.known.values()):
         text += " Some entries have no std_ms: their noise is unknown and in no interval below."
     return text

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from gnnlab.errors import GnnlabError
 from gnnswap.errors import OneLineError
 
-from .arguments import add_inputs, add_json, count, graph_or_file, model_or_factory, number, seconds
+from .arguments import add_graph, add_json, count, graph_of, model_or_factory, number, seconds
 from .tables import show, warn_if_busy
 
 if TYPE_CHECKING:
@@ -51,16 +51,10 @@ _LAST = ("fit", "scaling")  # the longest ones
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        type=model_or_factory,
-        default="graph_transformer",
-        help="a built-in name or module:factory (%(default)s)",
-    )
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--graph", "--dataset", type=graph_or_file, default="digits", help="the graph (%(default)s)")
+    what = "a built-in name or module:factory (%(default)s)"
+    parser.add_argument("--model", type=model_or_factory, default="graph_transformer", help=what)
+    group = add_graph(parser, "--dataset")
     group.add_argument("--num_nodes", "--num-nodes", type=count, metavar="N", help="nodes of a random graph")
-    add_inputs(group)
     parser.add_argument(
         "--profile",
         nargs="+",
@@ -87,9 +81,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Profile what the options ask for: each section shown when it is done, or all of them as JSON at the end."""
-    from gnnlab.measure.timing import stopwatch
-    from gnnlab.user_code import guarded, require
-
     parts = sorted(dict.fromkeys(arguments.profile), key=lambda part: part in _LAST and _LAST.index(part) + 1)
     grown = [part for part in parts if part in _LAST]
     if arguments.graph.startswith("inputs:") and grown:
@@ -98,36 +89,34 @@ def run(arguments: Namespace) -> int:
         raise GnnlabError("--memory says what --profile fit is for: add fit, or leave --memory out")
     if arguments.batch_size is not None and arguments.model != "symptom_gat":
         raise GnnlabError(f"{arguments.model} takes the whole graph: --batch_size has no effect; leave it out")
-    if foreign := ":" in arguments.model:
-        require(arguments.model)
+    from gnnlab.child import Worker
     from gnnlab.measure.restore import ProfilingContext
+    from gnnlab.measure.timing import stopwatch
     from gnnlab.measure.versus import FREED_AT_ONCE
-    from gnnlab.worker import Worker
+    from gnnlab.user_code import guarded
 
+    tell = (lambda text: None) if arguments.json else show
     workload = _built(arguments, _graph(arguments))
+    tell("\n".join(workload.read))
     with ProfilingContext(workload.model):
         report = _about(workload)
         warn_if_busy()
         info, threads = report["model_info"], report["hardware"]["threads"]
-        if not arguments.json:
-            show(
-                f"{workload.label}: {info['nodes']:,} nodes, {info['edges']:,} edges, {info['total_parameters']:,} "
-                f"parameters ({info['parameter_memory_mb']:.2f} MiB); {threads} thread{'s' * (threads != 1)}"
-            )
+        sizes = f"{info['nodes']:,} nodes, {info['edges']:,} edges, {info['parameter_memory_mb']:.2f} MiB of parameters"
+        tell(f"{workload.label}: {sizes}; {threads} thread{'s' * (threads != 1)}")
+        options = {name: value for name, value in vars(arguments).items() if not callable(value)}
         with stopwatch() as spent, Worker(keep_memory=False, **FREED_AT_ONCE) as worker:
             for number, part in enumerate(parts):
                 share_s = max((arguments.budget - spent.s) / (len(parts) - number), 0.01)  # none is left out
-                with guarded(f"{arguments.model}:") if foreign else nullcontext():
+                with guarded(f"{arguments.model}:") if ":" in arguments.model else nullcontext():
                     section, title = _PARTS[part]
                     if part in _APART and arguments.device == "cpu":
-                        options = {name: value for name, value in vars(arguments).items() if not callable(value)}
                         task = {"part": part, "options": options}
                         answer = worker.call(f"{__name__}:in_this_process", task, timeout_s=_LONGEST_S)
                         report[part], text = answer.get(arguments.model)
                     else:
                         report[part], text = section(workload, arguments, share_s)
-                if not arguments.json:
-                    show(f"\n{title}\n{text}")
+                tell(f"\n{title}\n{text}")
     report["next"] = _next(report, workload, arguments)
     if arguments.json or report["next"]:
         show(json.dumps(report, indent=2) if arguments.json else f"\n{report['next']}")
@@ -136,7 +125,7 @@ def run(arguments: Namespace) -> int:
 
 def _graph(arguments: Namespace) -> str:
     n = arguments.num_nodes
-    return f"random:nodes={n},edges={5 * n},seed=42" if n else arguments.graph
+    return f"random:nodes={n},edges={5 * n},seed=42" if n else graph_of(arguments)
 
 
 def _next(report: dict[str, Any], workload: Workload, arguments: Namespace) -> str:
@@ -151,6 +140,7 @@ def _next(report: dict[str, Any], workload: Workload, arguments: Namespace) -> s
         from gnnswap import swap
 
         graph = f"--graph {_graph(arguments)}".replace("--graph inputs:", "--inputs ")
+        graph = graph.replace(f"+{arguments.nodes}", f" --nodes {arguments.nodes}")
         said.append(f"next: gnnlab optimize {arguments.model} {graph}")
         with suppress(OneLineError):  # a model that cannot be copied
             kinds = Counter(kind for _, kind, _ in swap(workload.model).replaced)
@@ -188,6 +178,7 @@ def _about(workload: Workload) -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     parameters = list(workload.model.parameters())
     return {
+        "read": workload.read,
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": {
             "cuda_available": gpu is not None,

@@ -1,14 +1,14 @@
 """Run notebooks and render the site of their results.
 
-Notebooks run in the order of their numbers, and only where parameters, code, inputs, versions or machine
-have changed since their last run. A failure leaves earlier results in place.
+Notebooks run in the order of their numbers. Each run has a folder of its own; the newest that passed is the result, and
+runs that were made alike are pooled.
 
 examples:
   gnnlab run                                   every notebook, small
   gnnlab run 01 --params full                  one notebook at full size
   gnnlab run 02 --runs 5                       five times: what differs between processes is measured, too
   gnnlab run 01 -p graphs '[my_graph.npz]' -p models '[my_models:make_gat]'
-  gnnlab run --params ~/my-params --force      parameters of your own, whatever has changed
+  gnnlab run --params ~/my-params --missing    parameters of your own, and only what has no run with them yet
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from .arguments import add_params, number
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("notebooks", nargs="*", metavar="NN", help="numbers of notebooks, as 01 (default: all)")
     add_params(parser)
-    parser.add_argument("--force", action="store_true", help="one run more of what is unchanged, too")
+    what = "only notebooks without a run that passed with these parameters"
+    parser.add_argument("--missing", action="store_true", help=what)
     parser.add_argument(
         "--runs",
         type=number(int, 1, 100, "whole number from 1 to 100"),
         default=1,
         metavar="N",
-        help="run until each notebook has N runs, each in a fresh process; the ledger pools them (%(default)s)",
+        help="so many runs of each, each in a fresh process; the ledger pools them (%(default)s)",
     )
     parser.add_argument(
         "-p",
@@ -42,7 +43,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """0 where all passed or were skipped, 1 where one failed."""
-    from gnnlab.lab import runner
+    from gnnlab.lab import run as runs
+    from gnnlab.lab.results import Status
 
-    options = {"force": arguments.force, "runs": arguments.runs, "overrides": [tuple(p) for p in arguments.overrides]}
-    return runner.exit_code(runner.run(arguments.notebooks, arguments.params, **options))
+    bad = (Status.FAILED, Status.TIMEOUT)
+    given = {"missing": arguments.missing, "runs": arguments.runs, "overrides": [tuple(p) for p in arguments.overrides]}
+    outcomes = runs.run(arguments.notebooks, arguments.params, **given)
+    return int(any(outcome.status in bad for outcome in outcomes))

@@ -21,25 +21,16 @@ SETTINGS = ("host", "port", "model_type", "workers", "redis", "database")  # oth
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--host", help="address to bind (127.0.0.1); any other makes it reachable from elsewhere, without a login"
-    )
+    what = "address to bind (127.0.0.1); any other makes it reachable from elsewhere, without a login"
+    parser.add_argument("--host", help=what)
     parser.add_argument("--port", type=int, metavar="N", help="port (8000); 0: any that is free")
-    parser.add_argument(
-        "--model-type",
-        choices=("dqn", "ppo", "hybrid"),
-        help="what answers a request that names none (hybrid)",
-    )
+    what = "what answers a request that names none (hybrid)"
+    parser.add_argument("--model-type", choices=("dqn", "ppo", "hybrid"), help=what)
     parser.add_argument("--workers", type=count, metavar="N", help="processes that answer (1)")
-    parser.add_argument(
-        "--redis", metavar="URL", help="cache of all workers and hosts: redis://HOST:6379/0, or none (none)"
-    )
-    parser.add_argument(
-        "--database",
-        metavar="URL",
-        help="what keeps the decisions: sqlite:///FILE, postgresql://USER@HOST/NAME or none "
-        "(sqlite:///outputs/serving.sqlite)",
-    )
+    what = "cache of all workers and hosts: redis://HOST:6379/0, or none (none)"
+    parser.add_argument("--redis", metavar="URL", help=what)
+    what = "what keeps the decisions: sqlite:///FILE, postgresql://USER@HOST/NAME or none"
+    parser.add_argument("--database", metavar="URL", help=f"{what} (sqlite:///outputs/serving.sqlite)")
 
 
 def run(arguments: Namespace) -> int:

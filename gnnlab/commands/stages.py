@@ -15,7 +15,6 @@ examples:
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from typing import Any
 from gnnlab.errors import GnnlabError
 
 from .arguments import add_params
-from .tables import warn_if_busy
+from .tables import say, warn_if_busy
 
 CAMPAIGN, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
 
@@ -33,23 +32,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_params(parser)
     parser.add_argument("--export", action="store_true", help="export the models that are missing or stale")
     parser.add_argument("--measure", action="store_true", help="measure what is not known yet")
-    parser.add_argument(
-        "--analyze", action="store_true", help="merge the checkpoints, print the report, write both tables"
-    )
+    what = "merge the checkpoints, print the report, write both tables"
+    parser.add_argument("--analyze", action="store_true", help=what)
     parser.add_argument("--all", action="store_true", help="all three")
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="nodes/edges, study, a JSON file, or graph:NAME")
-    parser.add_argument(
-        "--units", nargs="+", metavar="UNIT", help="units, as openvino:CPU or module:factory (default: all)"
-    )
-    parser.add_argument(
-        "--blocks", nargs="+", metavar="BLOCK", help="3, 1-5, stages (each by itself), all (fused, too)"
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="of a Dask scheduler whose workers measure; each declares its processor, as in `dask worker ADDRESS "
-        '--nthreads 1 --resources "NPU=1"` (needs gnnlab[cluster], and a folder of models that all see)',
-    )
+    what = "units, as openvino:CPU or module:factory (default: all)"
+    parser.add_argument("--units", nargs="+", metavar="UNIT", help=what)
+    what = "3, 1-5, stages (each by itself), all (fused, too)"
+    parser.add_argument("--blocks", nargs="+", metavar="BLOCK", help=what)
+    what = "of a Dask scheduler whose workers measure; each declares its processor, as in `dask worker ADDRESS "
+    what += '--nthreads 1 --resources "NPU=1"` (needs gnnlab[cluster], and a folder of models that all see)'
+    parser.add_argument("--cluster", metavar="ADDRESS", help=what)
 
 
 def run(arguments: Namespace) -> int:
@@ -62,6 +55,8 @@ def run(arguments: Namespace) -> int:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
     given, folder = _parameters(arguments)
     registry.tried(given.units)
+    sizes = ", ".join(f"{size} ({size.graph})" for size in given.sizes)
+    print(f"sizes {sizes}; blocks {', '.join(given.blocks)}; units {', '.join(given.units)}", flush=True)
     with only_run(folder):
         for step in steps:
             _STEPS[step](given, folder)
@@ -77,10 +72,10 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
     at = [(size.nodes, size.edges) for size in given.sizes]
     exported = export_all(layer, at, folder / "exported_models", blocks=blocks, static_sums=given.static_sums)
     fresh, ready = sum(model.fresh for model in exported), sum(model.status == "ready" for model in exported)
-    _say(f"export: {len(exported)} models in {folder / 'exported_models'}, {fresh} of them made now, {ready} ready")
+    say(f"export: {len(exported)} models in {folder / 'exported_models'}, {fresh} of them made now, {ready} ready")
     for model in exported:
         if model.status != "ready":
-            _say(f"  {model.name}: {model.status}, {model.reason}")
+            say(f"  {model.name}: {model.status}, {model.reason}")
 
 
 def _measure(given: SimpleNamespace, folder: Path) -> None:
@@ -91,9 +86,9 @@ def _measure(given: SimpleNamespace, folder: Path) -> None:
     options = {name: getattr(given, name) for name in _OPTIONS}
     measured = campaign.measure(folder / "stages", names=given.units, **options)
     for line in measured.messages:
-        _say(f"measure: {line}")
+        say(f"measure: {line}")
     for gap in table.gaps(measured.cells).itertuples():
-        _say(f"  {gap.status}, {gap.cells} of {gap.unit}: {gap.reason}")
+        say(f"  {gap.status}, {gap.cells} of {gap.unit}: {gap.reason}")
 
 
 def _analyze(given: SimpleNamespace, folder: Path) -> None:
@@ -105,27 +100,18 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
     print((folder / "stages" / checkpoints.REPORT).read_text(encoding="utf-8"), end="", flush=True)
     names = [name for name in given.units if name in set(table.measured(cells)["unit"])]
     if names and all(map(copies.sums_only, names)):
-        _say(
-            f"analyze: {', '.join(names)} has only blocks that sum over neighbours and copies nothing by itself: no "
-            "tables of stages; name another unit beside it, such as torch:CPU"
-        )
+        only = f"{', '.join(names)} has only blocks that sum over neighbours and copies nothing by itself"
+        say(f"analyze: {only}: no tables of stages; name another unit beside it, such as torch:CPU")
         return
-    measured = bandwidth.measure(
-        folder / "tables",
-        stages=folder / "stages",
-        models=given.models,
-        names=names,
-        off_grid=0,
-        again=0,
-        **{name: given.tables[name] for name in ("points", "budget_s", "timeout_s", "seed")},
-        cluster=given.cluster,
-    )
+    options = {name: given.tables[name] for name in ("points", "budget_s", "timeout_s", "seed")}
+    options |= {"models": given.models, "names": names, "off_grid": 0, "again": 0, "cluster": given.cluster}
+    measured = bandwidth.measure(folder / "tables", stages=folder / "stages", **options)
     if measured.grid.loc[measured.grid["ms"].notna(), "fused"].all():
-        _say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
+        say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
         return
     counts = tables.S4Tables(measured.grid, measured.copies).write(folder / "tables")
     written = ", ".join(f"{count} {what}" for what, count in counts.items())
-    _say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")
+    say(f"analyze: {tables.LOOKUP} and {tables.BANDWIDTH} in {folder / 'tables'}: {written}")
 
 
 _OPTIONS = ("models", "sizes", "blocks", "layer", "features", "precision", "threads", "budget_s", "timeout_s", "seed")
@@ -157,7 +143,3 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     values["models"] = (place if exports else folder) / "exported_models"
     values["sizes"] = sizes.read(values["sizes"], root)
     return SimpleNamespace(**values), place
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ calls the original code runs.
 
 examples:
   gnnlab swap my_models:make --graph my_graph.npz
+  gnnlab swap my_models:make --graph edges.csv --nodes nodes.csv
   gnnlab swap my_models:make --inputs my_models:molecules --train
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from .arguments import add_model
+from .arguments import add_model, graph_of
 from .tables import show, warn_if_busy
 
 TRAINING_S = 2.0  # of sampling
@@ -30,16 +31,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the report of `swap`, with `--train` also what a training step gains."""
-    from gnnlab.user_code import guarded, require
-
-    if ":" in arguments.model:
-        require(arguments.model)
     import torch
 
+    from gnnlab.user_code import guarded
     from gnnlab.workloads import models
     from gnnswap import swap
 
-    workload = models.build(arguments.model, arguments.graph)
+    workload = models.build(arguments.model, graph_of(arguments))
+    show("\n".join(workload.read))
     warn_if_busy()
     report = swap(workload.model, workload.batch)
     show(f"{workload.label}; threads of torch: {torch.get_num_threads()}\n{report}")
@@ -68,5 +67,5 @@ def _training(before: Any, after: Any, batch: Any) -> str:
     return (
         f"forward and backward: {before_ms:.3g} ms before, {after_ms:.3g} after, {gain_text(raced_after.ratio)}; "
         f"outputs and gradients: {error_text(raced_after.parity_error)}\n"
-        f"memory at its peak: {held[0]:.1f} MiB before, {held[1]:.1f} after"
+        f"memory at its peak: {held[0]:.3g} MiB before, {held[1]:.3g} after"
     )

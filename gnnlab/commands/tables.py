@@ -29,6 +29,11 @@ def show(what: object) -> None:
     Console(width=wide).print(what)
 
 
+def say(line: str) -> None:
+    """Print a line of progress on standard error, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def json_text(data: Any) -> str:
     """As JSON for a file or another program."""
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
@@ -66,4 +71,4 @@ def warn_if_busy() -> None:
     from gnnlab import machine
 
     if busy := machine.warning():
-        print(f"gnnlab: {busy}", file=sys.stderr, flush=True)
+        say(f"gnnlab: {busy}")

@@ -17,16 +17,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import yaml
 from pydantic import AllowInfNan, Field, model_validator
 
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.measure import estimates
-from gnnlab.measure.estimates import CONTROL, Estimate
+from gnnlab.measure.estimates import STATISTICS, Estimate
 
-from .table import Interval, Row, Strict, Table
-from .text import format_value
+from .ratios import OR, of_cells
+from .table import Row, Strict, Table
+from .text import number
 
 Range = tuple[float, float]
 
@@ -56,31 +56,20 @@ class Verdict(StrEnum):
 class Rule(Strict):
     """Which rows of the table decide a claim, and by what statistic of them.
 
-    `form` and `over` (the baseline, unless named) may be lists: of these the fastest counts, chosen in each cell on
-    every other round and judged on the rest. With `peers` "right", one that failed in a cell is none there: it does not
-    take the inputs, or computes something else. `where` keeps the rows whose keys have these values. `cells` is the
-    number of cells that the claim speaks of; with fewer there is no verdict. `equals` are counts by form; all must
-    hold.
+    "ratio" is the geometric mean over the cells of how many times as fast `form` is as `over`, the baseline unless
+    named (`ratios.of_cells`). Both may be lists: of these the fastest counts, chosen in each cell on every other round
+    and judged on the rest. "value" is that of one row. "same verdict" is the share of claims that several runs agree
+    on. `where` keeps the rows whose keys have these values. `cells` is the number of cells that the claim speaks of;
+    with fewer there is no verdict. `equals` are counts by form; all must hold.
     """
 
     study: str
-    form: str | list[str] | None = None
-    over: str | list[str] | None = None
-    peers: Literal["all", "right"] = "all"
-    stat: Literal["value", "ratio", "throughput", "worst ratio", "not slower", "geomean", "mean", "median", "share"] = (
-        "value"
-    )
+    form: str | list[str] = Field(default_factory=list)
+    over: str | list[str] = Field(default_factory=list)
+    stat: Literal["ratio", "value", "same verdict"] = "ratio"
     where: dict[str, Any] = Field(default_factory=dict)
-    cells: int | None = None
-    cluster: str | None = None  # key whose values share a graph or a fit
-    within: float | None = None  # for "share": the largest magnitude that counts; "not slower": by so much at most
+    cells: int = 1
     equals: dict[str, float] | None = None
-    logic: Literal["same_verdict"] | None = None  # what `ledger` decides over several runs, by no rule
-
-    @property
-    def margin(self) -> float:
-        """By what share a form that is "not slower" may be slower."""
-        return TOLERANCE - 1 if self.within is None else self.within
 
 
 class Claim(Strict):
@@ -136,8 +125,9 @@ class Claim(Strict):
 
 @cache
 def catalogue() -> dict[str, Claim]:
-    """Every claim by its id, in the catalogue's order: those of the seeds, then the lab's goals."""
-    return {row["id"]: Claim(**row) for row in _catalogue_file()["seeds"] + _catalogue_file()["goals"]}
+    """Every claim by its id, in the catalogue's order: those of the documents, then the lab's goals."""
+    rows = [{"source": source} | row for source, of in _catalogue_file()["claims"].items() for row in of]
+    return {row["id"]: Claim(**row) for row in rows}
 
 
 def documents() -> Mapping[str, Mapping[str, str]]:
@@ -215,160 +205,66 @@ class Evidence:
 def evaluate(claim: Claim, table: Table) -> Evidence:
     """What `table` says of `claim` by its rule. Raises `Untestable` with what it would need."""
     rule = claim.of
-    everywhere = table.select(rule.study, where=rule.where)
-    rows = [row for row in everywhere if claim.device is None or row.device.startswith(claim.device)]
-    if not rows:
+    among = table.select(rule.study, where=rule.where)
+    here = [row for row in among if claim.device is None or row.device.startswith(claim.device)]
+    if not here:
         raise Untestable(_nothing(claim, table))
     if rule.equals is not None:
-        return _counts(rule, rows)
-    if rule.stat in _OF_A_RACE:
-        return _ratio(rule, rows, everywhere, table)
-    chosen = _usable(rule, [row for row in rows if row.form == rule.form])
-    if rule.stat == "value":
-        if len(chosen) > 1:
-            raise Untestable(f"its rule names {len(chosen)} rows of {rule.study}, not one")
-        row = chosen[0]
-        sampled = row.n > 1 and row.interval is not Interval.EXACT
-        return Evidence(row.estimate, chosen, f"{row.statistic} of {row.n} samples" if sampled else row.origin.value)
-    _enough(rule, chosen)
-    cells = [row.estimate for row in chosen]
-    if rule.stat == "geomean":
-        return Evidence(estimates.geometric_mean(cells), chosen, f"geometric mean over {_cells(chosen)}")
-    if rule.stat == "median" and rule.cluster is None:
-        return Evidence(estimates.middle(cells), chosen, f"median over {_cells(chosen)}")
-    clusters = [row.keys[rule.cluster] if rule.cluster else i for i, row in enumerate(chosen)]
-    estimate = estimates.cluster_bootstrap([row.value for row in chosen], clusters, rule.stat, rule.within)
-    count = len(set(clusters))
-    what = f"share within {format_value(rule.within)}" if rule.stat == "share" and rule.within else rule.stat
-    groups = f" in {count} cluster{'s' * (count != 1)} by {rule.cluster}" if rule.cluster else ""
-    return Evidence(estimate, chosen, f"{what} of {len(chosen)} rows{groups}")
+        return _counts(rule.equals, here)
+    rows = _usable(here, _listed(rule.form), rule.study)
+    if rule.stat == "ratio":
+        return _ratio(rule, rows, among, table)
+    if len(rows) > 1:
+        raise Untestable(f"its rule names {len(rows)} rows of {rule.study}, not one")
+    row = rows[0]
+    sampled = row.n > 1 and row.statistic in STATISTICS
+    return Evidence(row.estimate, rows, f"{row.statistic} of {row.n} samples" if sampled else row.origin.value)
 
 
 def _nothing(claim: Claim, table: Table) -> str:
     """Why no row decides a claim: its device or service is not here, or the parameters leave it out."""
     rule = claim.of
-    elsewhere = table.select(rule.study)
-    device = claim.device if elsewhere else None
-    if device == "CUDA" or claim.needs == "cuda":
-        return "needs a CUDA device; params/gpu measures it there"
-    if device or claim.needs:
-        return f"needs {claim.needs or f'a {device} device'}"
-    wanted = " and ".join(f"{key} {value}" for key, value in rule.where.items() if elsewhere)
-    which = f"{rule.study} with {wanted}" if wanted else rule.study
-    return f"needs rows of {which}, which these parameters or this machine leave out; params/full measures all"
+    if claim.needs:
+        return "needs a CUDA device; params/gpu measures it there" if claim.device == "CUDA" else f"needs {claim.needs}"
+    there = table.select(rule.study)
+    if there and claim.device:
+        return f"needs a {claim.device} device"
+    wanted = " with " + " and ".join(f"{key} {value}" for key, value in rule.where.items()) if there else ""
+    return f"needs rows of {rule.study}{wanted}, which were not measured here; params/full measures all"
 
 
-def _usable(rule: Rule, rows: list[Row]) -> list[Row]:
-    """The rows with a value; where there is none, the reason of one that failed."""
-    if not rows:
-        forms = rule.form if isinstance(rule.form, str) else " or ".join(rule.form)
-        raise Untestable(f"needs {forms} in {rule.study}; params/full measures it")
-    if usable := [row for row in rows if row.status == "ok"]:
+def _usable(rows: Sequence[Row], forms: Sequence[str], study: str) -> list[Row]:
+    """The rows of `forms` with a value; where there is none, the reason of one that failed."""
+    named = [row for row in rows if row.form in forms]
+    if not named:
+        raise Untestable(f"needs {' or '.join(forms)} in {study}; params/full measures it")
+    if usable := [row for row in named if row.status == "ok"]:
         return usable
-    raise Untestable(f"{rows[0].form}: {rows[0].reason}")
+    raise Untestable(f"{named[0].form}: {named[0].reason}")
 
 
-def _enough(rule: Rule, cells: Sequence[Any]) -> None:
-    if rule.cells is not None and len(cells) < rule.cells:
+def _ratio(rule: Rule, rows: Sequence[Row], among: Sequence[Row], table: Table) -> Evidence:
+    """The form over its baseline, which may have run on another device."""
+    cells = of_cells(table, rows, among, _listed(rule.over))
+    if len(cells) < rule.cells:
         raise Untestable(f"{len(cells)} of the {rule.cells} cells that are claimed were measured; params/full has all")
+    ratios = [cell.ratio for cell in cells]
+    forms, over = (dict.fromkeys(row.form for row in side if row) for side in list(zip(*cells, strict=True))[1:3])
+    names = " or ".join(forms) + f" over {' or '.join(over)}" * bool(over)
+    chosen = ", chosen on half of them" if any(cell.chosen for cell in cells) else ""
+    where = f"geomean of {len(cells)} cells, " if len(cells) > 1 else ""
+    how = f"{names}: {where}{min(ratio.n for ratio in ratios)} rounds{chosen}"
+    return Evidence(estimates.geometric_mean(ratios), [cell.form for cell in cells], how)
 
 
-def _counts(rule: Rule, rows: list[Row]) -> Evidence:
-    by_form = {row.form: row for row in _usable(rule, rows)}
-    if missing := [form for form in rule.equals if form not in by_form]:
-        raise Untestable(f"needs the count of {', '.join(missing)}")
-    counted = [by_form[form] for form in rule.equals]
-    how = "counted: " + ", ".join(f"{row.form} {format_value(row.value)}" for row in counted)
-    holds = all(row.value == rule.equals[row.form] for row in counted)
-    first = counted[0].value
-    return Evidence(Estimate(first, first, first, 1), counted, how, holds)
+def _counts(equals: Mapping[str, float], rows: Sequence[Row]) -> Evidence:
+    by_form = {row.form: row for row in rows if row.status == "ok"}
+    if missing := [form for form in equals if form not in by_form]:
+        raise Untestable(f"needs the count of {OR.join(missing)}")
+    counted = [by_form[form] for form in equals]
+    how = "counted: " + ", ".join(f"{row.form} {number(row.value)}" for row in counted)
+    return Evidence(counted[0].estimate, counted, how, all(row.value == equals[row.form] for row in counted))
 
 
-def _cells(rows: Sequence[Row]) -> str:
-    """The cells in words: "3 cells by size"."""
-    keys = [key for key in rows[0].keys if len({row.keys.get(key) for row in rows}) > 1]
-    return f"{len(rows)} cells by {' and '.join(keys)}" if keys else "one cell"
-
-
-# ---- of a race -------------------------------------------------------------------------------------------------------
-
-_OF_A_RACE = {
-    "ratio": "geometric mean",
-    "throughput": "geometric mean of throughputs",
-    "worst ratio": "worst",
-    "not slower": "share that is not slower",
-}
-
-
-def _not_slower(cells: Sequence[Estimate], within: float) -> Estimate:
-    """The share of cells that are not slower by more than `within`: from those that surely are not to those that might
-    not be."""
-    least = 1 / (1 + within)
-    value = np.mean([cell.value >= least for cell in cells])
-    sure = np.mean([cell.low is not None and cell.low >= least for cell in cells])
-    possible = np.mean([cell.high is None or cell.high >= least for cell in cells])
-    return Estimate(float(value), float(sure), float(possible), len(cells))
-
-
-def _ratio(rule: Rule, rows: list[Row], everywhere: list[Row], table: Table) -> Evidence:
-    """The form over its baseline in each cell, from the samples of each round.
-
-    The form is one of `rows`; what it is compared with may have run on another device, as a GPU's with the CPU's.
-    """
-    forms, peers = ([names] if isinstance(names, str) else names or [] for names in (rule.form, rule.over))
-    of_forms = _usable(rule, [row for row in rows if row.form in forms])
-    cells: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in everywhere:
-        cells.setdefault(tuple(sorted(row.keys.items())), {})[row.form] = row
-    races, choice = [], False
-    for keys, cell in cells.items():
-        ours = [row for row in of_forms if tuple(sorted(row.keys.items())) == keys]
-        if ours:
-            against = _baselines(rule, peers or [str(ours[0].baseline)], cell)
-            choice |= len(ours) > 1 or len(against) > 1
-            races.append(cell_ratio(table, cell, ours, against, "mean" if rule.stat == "throughput" else "median"))
-    _enough(rule, races)
-    ratios, fastest, over = ([race[i] for race in races] for i in range(3))
-    if rule.stat == "not slower":
-        figure = _not_slower(ratios, rule.margin)
-    else:
-        figure = (estimates.worst if rule.stat == "worst ratio" else estimates.geometric_mean)(ratios)
-    names = [" or ".join(dict.fromkeys(row.form for row in rows)) for rows in (fastest, over[:1])]
-    against = f"the fastest of {', '.join(rule.over)}" if isinstance(rule.over, list) else names[1]
-    kind = _OF_A_RACE[rule.stat]
-    kind += f" by more than {100 * rule.margin:.0f} %" * (rule.stat == "not slower" and rule.margin > 0)
-    where = f", {kind} of {_cells(fastest)}" if len(races) > 1 else ""
-    where += f", {len(races)} of {len(cells)} cells" if len(races) < len(cells) else ""
-    chosen = ", the fastest chosen on every other round and judged on the rest" if choice else ""
-    rounds = f"at least {min(estimate.n for estimate in ratios)} rounds"
-    return Evidence(figure, fastest, f"{names[0]} over {against}{where}{chosen}; {rounds}")
-
-
-def _baselines(rule: Rule, names: list[str], cell: Mapping[str, Row]) -> list[Row]:
-    """The rows to compare with: the race's own baseline, or every named peer, none of which may be left out."""
-    if missing := [name for name in names if name not in cell]:
-        raise Untestable(f"needs {', '.join(missing)} in the same race ({rule.study}); params/full has all")
-    peers = [cell[name] for name in names if rule.peers == "all" or cell[name].status != "failed"]
-    for row in peers:
-        if row.status != "ok":
-            raise Untestable(f"a peer is not there to compare with; {row.form}: {row.reason}")
-    return peers
-
-
-def cell_ratio(
-    table: Table, cell: Mapping[str, Row], forms: Sequence[Row], peers: Sequence[Row], of: str
-) -> tuple[Estimate, Row, Row]:
-    """One cell's ratio; where there is a choice, it is made on every other round and judged on the others."""
-    times = {row.form: table.samples_of(row) for row in (*forms, *peers)}
-    if any(samples is None for samples in times.values()):
-        raise Untestable(f"the samples of {forms[0].study} are not there")
-    if len({len(samples) for samples in times.values()}) > 1:
-        raise Untestable(f"forms of {forms[0].study} have different numbers of rounds")
-    form, peer = (min(rows, key=lambda row: float(np.median(times[row.form][::2]))) for rows in (forms, peers))
-    judged = slice(1, None, 2) if len(forms) > 1 or len(peers) > 1 else slice(None)
-    ratio = estimates.ratio(times[peer.form][judged], times[form.form][judged], of=of)
-    control = cell.get(CONTROL)
-    noise = None if control is None or form.form == CONTROL else table.samples_of(control)
-    if noise is not None:
-        ratio = ratio.widened(estimates.noise_floor(table.samples_of(cell[control.baseline]), noise))
-    return ratio, form, peer
+def _listed(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names

@@ -2,89 +2,73 @@
 
     compare(Path("outputs/quick"), Path("elsewhere/quick")).changes
 
-A folder with several runs of a notebook (`gnnlab run --runs 5`) counts with all of them, pooled row by row. The two
-sides were not interleaved, so their ratio also holds what the machine did in between; the comparison says so.
+Runs of a notebook in one folder that may be pooled are pooled row by row (`results.runs_of`). The two sides were not
+interleaved, so their ratio also holds what the machine did in between; the comparison says so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import pandas as pd
 
 from gnnlab.errors import GnnlabError
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import Estimate
 
-from . import provenance, results
+from . import results
 from .results import ResultFile
 from .table import Interval, Row
 
-NOT_INTERLEAVED = (
-    "The runs were not interleaved: on a shared machine that alone changes times by 5 to 20 %. "
-    "Intervals hold the noise within a run and, where there are several, between runs, not what happened between A and "
-    "B. Of rows that did not change, about one in twenty is told to have."
+CAUTION = (
+    "The runs were not interleaved: on a shared machine that alone changes times by 5 to 20 %. Intervals hold the "
+    "noise within a side. Of rows that did not change, about one in twenty is told to have."
 )
 SAME = "no difference seen"
 WORDS = {"lower": ("better", "worse"), "higher": ("worse", "better"), "neither": ("lower", "higher")}  # fell, rose
-NO_CONDITIONS = ("State", "At its end", "Software")  # of an environment: how busy it was, and what versions say
+BUSY = ("load", "others_percent", "steal_percent", "finished")  # of an environment: how busy it was
+KEYS = ["notebook", "study", "keys", "form", "of"]
 Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
 
 
 @dataclass(frozen=True)
-class Change:
-    """How a row's value, or its ratio over the baseline, changed from A to B; None where a side has none.
-
-    `change` and `ci` are the ratio B / A, or with `scale` "difference" B - A in `unit` (a ratio has no meaning where a
-    value or its interval reaches zero). They are None where the two cannot be compared, `ci` where a side has none.
-    """
-
-    notebook: str
-    study: str
-    keys: dict[str, Any]
-    form: str
-    of: str
-    unit: str
-    a: float | None
-    b: float | None
-    runs: tuple[int, int]
-    word: str = ""
-    note: str = ""  # conditions that are not the same, why a side has no number
-    scale: str | None = None  # "ratio" or "difference"
-    change: float | None = None
-    ci: tuple[float, float] | None = None
-
-    @property
-    def label(self) -> str:
-        return f"{self.notebook[:2]} {', '.join([self.study, *map(str, self.keys.values())])}: {self.form}, {self.of}"
-
-
-@dataclass(frozen=True)
 class RunComparison:
-    """Everything that can be said of A and B. `differences` are the conditions that were not the same."""
+    """What can be said of A and B: conditions that were not the same, and for each number of a row what changed.
+
+    A change holds `change` with its interval `low` and `high`: the ratio B / A, or with `scale` "difference" B - A in
+    `unit` where a value or its interval reaches zero. All are None where the two cannot be compared.
+    """
 
     run_a: str
     run_b: str
     differences: list[str]
-    changes: list[Change]
+    changes: list[dict[str, Any]]
     problems: list[str]
-    caution: str = NOT_INTERLEAVED
+    caution: str = CAUTION
 
 
 def compare(run_a: Path, run_b: Path) -> RunComparison:
     """Compare two folders of results, or of single runs. Raises `GnnlabError` when one holds no readable result."""
-    (runs_a, problems_a), (runs_b, problems_b) = _read(Path(run_a)), _read(Path(run_b))
-    both = [name for name in runs_a if name in runs_b]
-    left, right = _conditions(runs_a, both), _conditions(runs_b, both)
-    unlike = [key for key in {**left, **right} if left.get(key) != right.get(key)]
-    differences = [f"{key}: {left.get(key, 'not there')} | {right.get(key, 'not there')}" for key in unlike]
-    a, b = _figures(runs_a, both), _figures(runs_b, both)
-    pairs = {key: (a.get(key), b.get(key)) for key in {**a, **b}}
-    changes = [_change(key, *pair, differences) for key, pair in pairs.items() if key[-1] == "value" or all(pair)]
-    measured = [change for change in changes if (change.a, change.b) != (None, None)]
-    return RunComparison(str(run_a), str(run_b), differences, measured, [*problems_a, *problems_b])
+    (a, problems_a), (b, problems_b) = _read(Path(run_a)), _read(Path(run_b))
+    both = [name for name in a if name in b]
+    differences = [
+        f"only in {side}: {name}" for side, runs in (("A", a), ("B", b)) for name in runs if name not in both
+    ]
+    pairs = [pair for name in both for pair in _differences(a[name], b[name])]
+    differences += dict.fromkeys(f"{name}: {one} | {other}" for name, one, other in pairs)
+    sides = [_numbers(runs[name] for name in both) for runs in (a, b)]
+    merged = sides[0].merge(sides[1], on=KEYS, how="outer", suffixes=("_a", "_b")).astype(object)
+    lines = merged.where(merged.notna(), None).sort_values(["place_a", "place_b"]).to_dict("records")
+    changes = [_change(line) for line in lines if line["estimate_a"] or line["estimate_b"]]
+    notes = [change["note"] for change in changes if not change["word"].startswith("only")]
+    everywhere = [note for note in (notes[0] if len(notes) > 1 else []) if all(note in each for each in notes)]
+    for change in changes:
+        change["note"] = "; ".join(note for note in change["note"] if note not in everywhere)
+    return RunComparison(str(run_a), str(run_b), differences + everywhere, changes, [*problems_a, *problems_b])
 
 
 def _read(folder: Path) -> tuple[Runs, list[str]]:
@@ -98,103 +82,78 @@ def _read(folder: Path) -> tuple[Runs, list[str]]:
     return {name: [result for result, _ in of_notebook] for name, of_notebook in runs.items()}, problems
 
 
-# ---- rows -----------------------------------------------------------------------------------------------------------
+def _differences(a: Sequence[ResultFile], b: Sequence[ResultFile]) -> list[tuple[str, Any, Any]]:
+    """(name, A, B) of what the latest runs of a notebook do not have in common: machine, versions, parameters, ..."""
+    sides = []
+    for latest, *more in (a, b):
+        known = {"runs": 1 + len(more), "parameter set": latest.params_set, "parameter": dict(latest.parameters)}
+        known["parameter"].pop("output_dir", None)
+        known |= {name: value for name, value in latest.environment.items() if name not in BUSY}
+        sides.append(pd.json_normalize(known).iloc[0].to_dict())
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    pairs = [(name, *(side.get(name, "not there") for side in sides)) for name in names]
+    return [(name, one, other) for name, one, other in pairs if str(one) != str(other)]
 
 
-class Figure(NamedTuple):
-    """A number of a row, pooled over the runs of a side that have it; none without any."""
-
-    row: Row
-    of: str
-    unit: str
-    estimate: Estimate | None
-    runs: int
-
-
-Key = tuple[str, tuple[Any, ...], str]  # notebook, identity of the row, "value" or "ratio"
-
-
-def _figures(runs: Runs, both: Sequence[str]) -> dict[Key, Figure]:
-    """The value of each row and, of a race, its ratio over the baseline."""
-    rows: dict[tuple[str, tuple[Any, ...]], list[Row]] = {}
-    for name in both:
-        for row in [row for result in runs[name] for row in result.rows]:
-            rows.setdefault((name, row.id), []).append(row)
-    figures = {}
-    for id, same in rows.items():
-        measured = [row for row in same if row.status == "ok"]
-        first, ratios = (measured or same)[0], [row.gain for row in measured if row.gain is not None]
-        estimate = _pooled([row.estimate for row in measured])
-        figures[*id, "value"] = Figure(first, first.statistic, first.unit, estimate, len(measured))
-        if ratios:
-            figures[*id, "ratio"] = Figure(first, f"ratio over {first.baseline}", "x", _pooled(ratios), len(ratios))
-    return figures
+def _numbers(notebooks: Iterable[Sequence[ResultFile]]) -> pd.DataFrame:
+    """The value of each row and, of a race, its ratio over the baseline, pooled over the runs."""
+    seen: dict[tuple[str, ...], list[tuple[Row, Estimate | None]]] = {}
+    for runs in notebooks:
+        for latest, row in [(runs[0], row) for result in runs for row in result.rows]:
+            key = latest.notebook, row.study, ", ".join(f"{k} {v}" for k, v in sorted(row.keys.items())), row.form
+            seen.setdefault((*key, "value"), []).append((row, _of_value(row)))
+            if row.gain:
+                seen.setdefault((*key, f"ratio over {row.baseline}"), []).append((row, row.gain))
+    lines = []
+    for place, (key, rows) in enumerate(seen.items()):
+        measured = [(row, estimate) for row, estimate in rows if estimate]
+        known = [estimate for _, estimate in measured]
+        pooled = estimates.combine_runs(known, log=all(min(_ends(each)) > 0 for each in known)) if known else None
+        lines.append((*key, place, (measured or rows)[0][0], pooled, len(known)))
+    return pd.DataFrame(lines, columns=[*KEYS, "place", "row", "estimate", "runs"])
 
 
-def _pooled(runs: Sequence[Estimate]) -> Estimate | None:
-    """In logarithms where all is above zero; None without runs."""
-    return estimates.combine_runs(runs, log=all(min(_ends(run)) > 0 for run in runs)) if runs else None
+def _of_value(row: Row) -> Estimate | None:
+    """None without a value; without an interval where that is of new values and not of this one."""
+    if row.value is None or row.interval in (Interval.CONFIDENCE, Interval.EXACT):
+        return None if row.value is None else row.estimate
+    return Estimate(row.value, None, None, row.n)
 
 
-def _change(key: Key, a: Figure | None, b: Figure | None, differences: Sequence[str]) -> Change:
-    """The change of a figure from A to B; conditions that differ are named where they are not among the `differences`
-    of the runs."""
-    a, b = a or b._replace(estimate=None, runs=0), b or a._replace(estimate=None, runs=0)
-    row, of, unit, *_ = a if a.estimate else b
-    at_a, at_b = (side.estimate and side.estimate.value for side in (a, b))
-    known = Change(key[0], row.study, row.keys, row.form, of, unit, at_a, at_b, (a.runs, b.runs))
-    if at_a is None or at_b is None:
-        lacking, side = (a, "B") if at_a is None else (b, "A")
-        why = f"the other is {lacking.row.status}: {lacking.row.reason}" if lacking.row.reason else ""
-        return replace(known, word=f"only in {side}", note=why)
-    notes = [f"A is {a.row.origin.value}, B is {b.row.origin.value}"] * (a.row.origin is not b.row.origin)
-    pairs = {name: (getattr(a.row, name), getattr(b.row, name)) for name in ("device", "precision", "threads")}
-    notes += [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
-    known = replace(known, note="; ".join(note for note in notes if note not in differences))
-    for what, one, other in (("units", a.unit, b.unit), ("statistics", a.of, b.of)):
-        if one != other:
-            return replace(known, unit=f"{one} | {other}", word=f"not comparable because {what} differ")
-    scale, change, ci = b_over_a(a.estimate, b.estimate)
-    known = replace(known, scale=scale, change=change)
-    for side, one in (("A", a), ("B", b)):
-        of_new_values = key[-1] == "value" and one.row.interval is Interval.PREDICTION
-        if one.estimate.interval is None or of_new_values:
-            return replace(known, word=f"unknown: {side} has no 95 % interval")
-    better = "higher" if key[-1] == "ratio" else row.better if row.better == b.row.better else "neither"
+def _change(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What changed in a number from A to B, with the conditions of the row that did."""
+    (row_a, a), (row_b, b) = ((line[f"row_{side}"], line[f"estimate_{side}"]) for side in "ab")
+    is_value, row = line["of"] == "value", row_a if a else row_b
+    known = {key: line[key] for key in KEYS} | {"unit": row.unit if is_value else "x"}
+    known |= {"a": a and a.value, "b": b and b.value, "runs": [line["runs_a"] or 0, line["runs_b"] or 0]}
+    known |= {"word": "", "note": [], "scale": None, "change": None, "low": None, "high": None}
+    if not (a and b):
+        lost = row_b if a else row_a
+        return known | {"word": f"only in {'A' if a else 'B'}", "note": [lost.reason] if lost else []}
+    names = ("origin", "device", "precision", "threads", *(("unit", "statistic") if is_value else ()))
+    pairs = {name: (getattr(row_a, name), getattr(row_b, name)) for name in names}
+    unlike = {name: f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other}
+    known["note"] = list(unlike.values())
+    if "unit" in unlike or "statistic" in unlike:
+        return known | {"word": "not comparable"}
+    scale, change = b_over_a(a, b)
+    known |= {"scale": scale, "change": change.value}
+    if not (a.interval and b.interval):
+        return known | {"word": f"unknown: {'B' if a.interval else 'A'} has no 95 % interval"}
     neutral = 1.0 if scale == "ratio" else 0.0
-    unchanged = change == neutral or ci[0] <= neutral <= ci[1]
-    return replace(known, ci=ci, word=SAME if unchanged else WORDS[better][change > neutral])
+    better = "higher" if not is_value else row_a.better if row_a.better == row_b.better else "neither"
+    word = SAME if change.low <= neutral <= change.high else WORDS[better][change.value > neutral]
+    return known | {"low": change.low, "high": change.high, "word": word}
 
 
 def _ends(estimate: Estimate) -> tuple[float, float, float]:
     return (estimate.value, *(estimate.interval or (estimate.value, estimate.value)))
 
 
-def b_over_a(a: Estimate, b: Estimate) -> tuple[str, float, tuple[float, float]]:
-    """("ratio", B / A, its interval), or ("difference", B - A, its interval) where one reaches zero.
-
-    Half-widths of independent runs add as squares, by side: of a ratio, in logarithms.
-    """
-    ratio = min(*_ends(a), *_ends(b)) > 0
-    one, other = ([math.log(end) if ratio else end for end in _ends(side)] for side in (a, b))
-    below = math.hypot(max(0.0, other[0] - other[1]), max(0.0, one[2] - one[0]))
-    above = math.hypot(max(0.0, other[2] - other[0]), max(0.0, one[0] - one[1]))
-    low, high = other[0] - one[0] - below, other[0] - one[0] + above
-    if ratio:
-        return "ratio", b.value / a.value, (math.exp(low), math.exp(high))
-    return "difference", b.value - a.value, (low, high)
-
-
-def _conditions(runs: Runs, both: Sequence[str]) -> dict[str, str]:
-    """What two sides should have in common for their numbers to be comparable, by name, of the latest runs."""
-    seen: dict[str, dict[str, None]] = {}
-    for name, (latest, *more) in sorted(runs.items()):
-        conditions = {f"{name} runs": 1 + len(more), "Parameter set": latest.params_set}
-        rows, known = provenance.in_rows(latest.environment), provenance.readable(latest.environment)
-        conditions |= {what: value for what, value in rows if what not in NO_CONDITIONS}
-        conditions |= {"Python": known.get("python")} | known["versions"]
-        conditions |= {f"{name} parameter {n}": v for n, v in latest.parameters.items() if name in both}
-        for what, value in conditions.items():
-            if value is not None and not what.endswith(" output_dir"):
-                seen.setdefault(what, {})[str(value)] = None
-    return {what: ", ".join(values) for what, values in seen.items()}
+def b_over_a(a: Estimate, b: Estimate) -> tuple[str, Estimate]:
+    """("ratio", B / A), or ("difference", B - A) where one reaches zero; half-widths of intervals add as squares."""
+    (one, least, most), (other, low, high) = _ends(a), _ends(b)
+    if min(one, least, other, low) > 0:
+        return "ratio", estimates.quotient(b, a)
+    below, above = math.hypot(other - low, most - one), math.hypot(high - other, one - least)
+    return "difference", Estimate(other - one, other - one - below, other - one + above, min(a.n, b.n))

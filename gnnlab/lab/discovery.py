@@ -1,4 +1,4 @@
-"""What there is to run: the repository, its notebooks in the order of their numbers, and its parameter sets.
+"""What there is to run: the repository, its ten notebooks in the order of their numbers, and its parameter sets.
 
 A notebook builds on others before it alone. It says in its metadata what it needs and how long it may take at most:
 
@@ -7,6 +7,7 @@ A notebook builds on others before it alone. It says in its metadata what it nee
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,10 @@ from gnnlab.errors import GnnlabError, meant
 from . import parameters
 from .parameters import Parameter
 
+NAMES = (  # whatever else lies in notebooks/ (copies, drafts, executed notebooks) is the user's
+    *("01_profile_bottlenecks", "02_optimize_gnn", "03_fm_amp_training", "04_stage_export", "05_npu_measure"),
+    *("06_bandwidth_analysis", "07_plan_execution", "08_optimize_inference", "09_your_model", "10_serve_inference"),
+)
 TIMEOUT_MINUTES = 60.0
 LAB, QUICK = "outputs/lab", "outputs/quick"  # below the repository: the default of each notebook, and of `gnnlab run`
 
@@ -37,10 +42,6 @@ class Notebook:
     @property
     def number(self) -> str:
         return self.name[:2]
-
-    def parameters_in(self, folder: Path) -> Path:
-        """Its file in the folder of a parameter set."""
-        return folder / f"{self.name}.yaml"
 
     @cached_property
     def declared(self) -> dict[str, Parameter]:
@@ -82,8 +83,12 @@ def request(numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[s
     named = {values.get("output_dir") for values in given.values() if values is not None} or {None}
     if len(named) > 1:
         raise GnnlabError(f"the parameters of {params} name different output_dir; one run has one folder")
-    folder = (base / (named.pop() or f"outputs/{params.name}")).resolve()
-    return Request(base, every, chosen, params, given, folder)
+    return Request(base, every, chosen, params, given, output_folder(base, named.pop() or f"outputs/{params.name}"))
+
+
+def output_folder(root: Path, output_dir: str) -> Path:
+    """The folder that a parameter `output_dir` names: below the repository unless it is absolute or begins with ~."""
+    return (root / os.path.expanduser(output_dir)).resolve()  # noqa: PTH111  Path's raises where there is no home
 
 
 def results_of(params_set: str) -> Path:
@@ -95,27 +100,27 @@ def results_of(params_set: str) -> Path:
 
 
 def root() -> Path:
-    """The repository: the first folder at or above the working directory, else above this package, that holds
-    `notebooks/` and `params/`. Raises `GnnlabError` when there is none.
+    """The repository: the first folder at or above the working directory, else above this package, with the first
+    notebook and `params/quick`. Raises `GnnlabError` when there is none.
     """
     start = Path.cwd()
     for folder in (start, *start.parents, *Path(__file__).resolve().parents):
-        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
+        if (folder / "notebooks" / f"{NAMES[0]}.ipynb").is_file() and (folder / "params/quick").is_dir():
             return folder
     raise GnnlabError(
-        f"no folder at or above {start} holds notebooks/ and params/; change to a copy of the gnnlab repository, which "
-        "notebooks need (swap, optimize, profile, check, units, infer and serve work anywhere)"
+        f"no folder at or above {start} holds notebooks/{NAMES[0]}.ipynb and params/quick; change to a copy of the "
+        "gnnlab repository, which notebooks need (swap, optimize, profile, check, units, infer and serve work anywhere)"
     )
 
 
 def notebooks(root: Path) -> dict[str, Notebook]:
-    """Every `notebooks/NN_name.ipynb` by its number, in order. Raises `GnnlabError`."""
+    """The notebooks of `NAMES` that are there, by their numbers, in order. Raises `GnnlabError`."""
     every: dict[str, Notebook] = {}
-    for path in sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb")):
-        about = parameters.notebook(path)["metadata"].get("gnnlab", {})
-        every[path.name[:2]] = Notebook(
-            path, tuple(about.get("needs", ())), about.get("timeout_minutes", TIMEOUT_MINUTES)
-        )
+    for path in [root / "notebooks" / f"{name}.ipynb" for name in NAMES]:
+        if path.exists():
+            about = parameters.notebook(path)["metadata"].get("gnnlab", {})
+            limit = about.get("timeout_minutes", TIMEOUT_MINUTES)
+            every[path.name[:2]] = Notebook(path, tuple(about.get("needs", ())), limit)
     return every
 
 
@@ -134,7 +139,7 @@ def parameter_set(wanted: str, root: Path) -> Path:
     path. Raises `GnnlabError` when there is neither.
     """
     known = sorted(folder.name for folder in (root / "params").iterdir() if folder.is_dir())
-    folder = root / "params" / wanted if wanted in known else Path(wanted).expanduser().resolve()
+    folder = root / "params" / wanted if wanted in known else output_folder(Path.cwd(), wanted)
     if not any(folder.glob("*.yaml")) or not wanted:
         raise GnnlabError(
             f"there is no parameter set {wanted!r}, nor a folder with *.yaml; sets are {', '.join(known)}"
@@ -158,7 +163,7 @@ def _given(
             raise GnnlabError(f"-p {name}: {parameters.unknown(name, known)}")
     given: dict[str, dict[str, Any] | None] = dict.fromkeys(notebook.name for notebook in chosen)
     for notebook in chosen:
-        file, schema = notebook.parameters_in(folder), notebook.declared
+        file, schema = folder / f"{notebook.name}.yaml", notebook.declared
         if file.exists():
             own = {name: parameters.parse(text, schema[name]) for name, text in overrides.items() if name in schema}
             given[notebook.name] = parameters.read(file, schema) | own

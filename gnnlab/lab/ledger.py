@@ -1,19 +1,18 @@
-"""The ledger: each claim's rule evaluated over the rows of a run, pooled over runs, and judged.
+"""The claims report: each claim's rule evaluated over the rows of a run, pooled over runs, and judged.
 
     judged = judge(Path("outputs/quick"))   # every claim of the catalogue, from the result files alone
     judged.rows[0].measured                 # as a reader sees it: "1.42×"
 
-Nothing here measures: the same files give the same ledger on any machine (`gnnlab claims --recompute`).
+Nothing here measures: the same files give the same report on any machine (`gnnlab claims --recompute`).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,18 +21,16 @@ from gnnlab.files import read_json
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import Estimate
 
-from . import results
-from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, cell_ratio, documents, evaluate, verdict
+from . import ratios, results
+from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, documents, evaluate, verdict
 from .results import ResultFile
 from .table import Row, Strict, Table
 from .text import claimed_text, error_text, with_unit
 
 RECORD = "claims.json"
-SAMPLING_NOTES = ("interval is", "noisy", "drift", "the hypervisor", "A/A")  # of a row: its interval says as much
 
 
-@dataclass(frozen=True)
-class Badge:
+class Badge(NamedTuple):
     """Word, symbol and CSS class of a verdict or a status: colour alone never carries it."""
 
     word: str
@@ -55,7 +52,7 @@ VERDICTS = {
 
 
 class Judged(Strict):
-    """One row of the ledger. `value` is None where the claim cannot be tested here, and `why` says what it needs."""
+    """One row of the report. `value` is None where the claim cannot be tested here, and `why` says what it needs."""
 
     id: str
     source: str
@@ -140,7 +137,7 @@ class Ledger:
 
 
 def judge(folder: Path) -> Ledger:
-    """The ledger of the runs in `folder`."""
+    """What the runs in `folder` say of the claims."""
     runs, problems = results.runs_of(folder)
     rows = {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
     every = catalogue()
@@ -166,24 +163,28 @@ def judge_runs(runs: Sequence[tuple[ResultFile, Table]]) -> list[Judged]:
 
 def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
     """A claim by every table that says something of it, a table a run."""
-    evidence, reasons = [], []
-    for of_run in [tables] if claim.of.logic else [[table] for table in tables]:
+    between, evidence, reasons = claim.of.stat == "same verdict", [], []
+    for of_run in [tables] if between else [[table] for table in tables]:
         try:
-            evidence.append(_same_verdict(claim, of_run) if claim.of.logic else evaluate(claim, *of_run))
+            evidence.append(_same_verdict(claim, of_run) if between else evaluate(claim, *of_run))
         except Untestable as reason:
             reasons.append(str(reason))
     if not evidence:
         return _row(claim, Verdict.UNTESTABLE, why=reasons[0])
-    runs, figures = len(tables) if claim.of.logic else len(evidence), [one.estimate for one in evidence]
+    figures, rows = [one.estimate for one in evidence], [row for one in evidence for row in one.rows]
     log = claim.metric in RATIOS and all(one.value > 0 and (one.low is None or one.low > 0) for one in figures)
     figure = estimates.combine_runs(figures, log=log)
     judged = verdict(claim, figure.interval)
     if claim.of.equals is not None:
         words = (Verdict.MISSED, Verdict.MET) if claim.is_goal else (Verdict.REFUTED, Verdict.REPRODUCED)
         judged = words[all(one.holds for one in evidence)]
-    numbers = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n, "runs": runs}
-    conditions = _conditions([row for one in evidence for row in one.rows])
-    return _row(claim, judged, **numbers, conditions=conditions, why=_why(evidence, figure))
+    errors = [row.parity_error for row in rows if row.parity_error is not None]
+    parts = [evidence[0].how, *([error_text(max(errors))] if errors else [])]
+    parts += ratios.notes_of(evidence[0].rows)
+    runs = len(tables) if between else len(evidence)
+    parts += [f"no 95 % interval of n = {figure.n} in {runs} run{'s' * (runs != 1)}"] * (figure.interval is None)
+    numbers = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n}
+    return _row(claim, judged, **numbers, runs=runs, conditions=_conditions(rows), why="; ".join(parts))
 
 
 def _row(claim: Claim, judged: Verdict, **fields: Any) -> Judged:
@@ -192,44 +193,25 @@ def _row(claim: Claim, judged: Verdict, **fields: Any) -> Judged:
     return Judged(**named, verdict=judged, **fields)
 
 
-def _why(of_runs: Sequence[Evidence], figure: Estimate) -> str:
-    """How the figure was computed, in one line for every claim."""
-    parts = [of_runs[0].how]
-    if errors := [row.parity_error for one in of_runs for row in one.rows if row.parity_error is not None]:
-        parts.append(error_text(max(errors)))
-    parts += dict.fromkeys(n for row in of_runs[0].rows for n in row.notes if not n.startswith(SAMPLING_NOTES))
-    if figure.interval is None and len(of_runs) == 2:
-        parts.append("two runs have no 95 % interval, three have")
-    elif figure.interval is None:
-        parts.append(f"{figure.n} {'sample has' if figure.n == 1 else 'samples have'} no 95 % interval")
-    return "; ".join(filter(None, parts))
-
-
 def _conditions(rows: Sequence[Row]) -> str:
-    """Device, runtime, precision and threads of rows, the first of several named: "CPU AMD EPYC, torch 2.13.0"."""
-    threads = [f"{row.threads} thread{'s' * (row.threads != 1)}" for row in rows if row.threads]
+    """Device, runtime, precision and threads of rows: "CPU AMD EPYC, torch 2.13.0, float32, 2 threads"."""
     fields = [[getattr(row, name) for row in rows] for name in ("device", "runtime", "precision")]
-    parts = []
-    for values in (list(dict.fromkeys(filter(None, each))) for each in [*fields, threads]):
-        parts.append(" or ".join(values) if len(values) < 4 else f"{values[0]} and {len(values) - 1} others")
-    return ", ".join(filter(None, parts))
-
-
-# ---- claims with a logic of their own -------------------------------------------------------------------------------
+    fields.append([f"{row.threads} threads" for row in rows if row.threads])
+    return ", ".join(" or ".join(dict.fromkeys(filter(None, values))) for values in fields if any(values))
 
 
 def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Evidence:
-    """The share of this notebook's rows whose verdict is the same in two runs, over all pairs of runs."""
+    """The share of this notebook's claims whose verdict is the same in two runs, over all pairs of runs."""
     if len(tables) < 2:
         raise Untestable("needs two runs: gnnlab run 02 --runs 2")
     shares = []
-    for other in [one for one in catalogue().values() if one.notebook == claim.notebook and not one.of.logic]:
+    for other in [one for one in catalogue().values() if one.notebook == claim.notebook and one is not claim]:
         judged = [_judged(other, [table]) for table in tables]
         exact = all(row.value is not None and row.low == row.high for row in judged)  # a count is the same in every run
         if not exact and any(row.verdict is not Verdict.UNTESTABLE for row in judged):
             shares.append(np.mean([a.verdict is b.verdict for a, b in itertools.combinations(judged, 2)]))
-    how = f"mean over {len(shares)} rows of the share of {math.comb(len(tables), 2)} pairs of runs that agree"
-    return Evidence(estimates.cluster_bootstrap(shares, range(len(shares)), "share"), [], how)
+    agree = estimates.cluster_bootstrap(shares, range(len(shares)), "share")
+    return Evidence(agree, [], f"mean over {len(shares)} claims of the pairs of {len(tables)} runs that agree")
 
 
 # ---- computed again, and shown --------------------------------------------------------------------------------------
@@ -239,8 +221,8 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
     """Whether the stored files follow from the samples and the rules; a line for each that does not, or one that says
     how many do.
 
-    Every row with samples is summarized again, every ratio of a race too, and the ledger is held against `claims.json`.
-    Raises `GnnlabError` where that is missing.
+    Every row with samples and every summary is computed again, every ratio of a race too, and the verdicts are compared
+    with `claims.json`. Raises `GnnlabError` where that is missing.
     """
     runs, problems = results.runs_of(folder)
     rows = [(result, row, table) for of_notebook in runs.values() for result, table in of_notebook for row in table]
@@ -253,27 +235,30 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
         if not (one and other and one.verdict is other.verdict and _same(one.numbers, other.numbers)):
             words = [r and f"{r.verdict.value} {r.value} ({r.low} to {r.high})" for r in (one, other)]
             problems.append(f"{id}: stored {words[0]}, computed again {words[1]}")
-    sampled = sum(table.samples_of(row) is not None for _, row, table in rows)
-    summary = f"rows computed again from their samples: {sampled} of {len(rows)}, the others have none"
+    again = sum(table.samples_of(row) is not None or row.study.endswith(ratios.SUMMARY) for _, row, table in rows)
+    summary = f"rows computed again from their samples: {again} of {len(rows)}, the others have none"
     return not problems, problems or [f"{summary}; claims and goals judged again: {len(now)}; all is as stored"]
 
 
 def differences(row: Row, table: Table) -> list[str]:
-    """What of a row does not follow from its samples, a line each."""
-    samples = table.samples_of(row)
-    if samples is None or row.statistic not in estimates.STATISTICS:
-        return []
-    again = estimates.summary(samples, row.statistic)
-    lines = []
-    if not _same((row.value, row.low, row.high), (again.value, again.low, again.high)):
-        lines.append(f"{row.label}: stored {row.value} ({row.low} to {row.high}), from its samples {again}")
-    if row.ratio is not None:
+    """What of a row does not follow from its samples or, of a summary, from its rows; a line each."""
+    lines, samples = [], table.samples_of(row)
+    if row.study.endswith(ratios.SUMMARY) and row.status == "ok":
+        again = ratios.summarized(table, row.study.removesuffix(ratios.SUMMARY), row.form, **row.keys).estimate
+        lines.append(_difference(row.label, "its rows", row.estimate, again))
+    elif samples is not None and row.statistic in estimates.STATISTICS:
+        lines.append(_difference(row.label, "its samples", row.estimate, estimates.summary(samples, row.statistic)))
         cell = {other.form: other for other in table.select(row.study) if other.keys == row.keys}
         if row.baseline in cell and table.samples_of(cell[row.baseline]) is not None:
-            ratio = cell_ratio(table, cell, [row], [cell[row.baseline]], "median")[0]
-            if not _same((row.ratio, row.ratio_low, row.ratio_high), (ratio.value, ratio.low, ratio.high)):
-                lines.append(f"{row.label}: stored ratio {row.ratio}, from its samples {ratio.value}")
-    return lines
+            again = ratios.of_cell(table, cell, [row], [cell[row.baseline]]).ratio
+            lines.append(_difference(f"{row.label}, ratio", "its samples", row.gain, again))
+    return list(filter(None, lines))
+
+
+def _difference(label: str, source: str, stored: Estimate, again: Estimate) -> str:
+    """A line where the two are not the same."""
+    same = _same((stored.value, stored.low, stored.high), (again.value, again.low, again.high))
+    return "" if same else f"{label}: stored {stored}, computed again from {source} {again}"
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:

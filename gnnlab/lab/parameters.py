@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
-from ruamel.yaml import YAML, YAMLError
+import yaml
 
-from gnnlab.errors import GnnlabError, first_wrong, meant
-from gnnswap.errors import one_line, quoted
+from gnnlab.errors import GnnlabError, meant
+from gnnswap.errors import quoted
 
-TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 FORM = "`name: type = literal  # meaning; range or choices`"
 _LINE = re.compile(r"(\w+) *: *((?:list\[)?(?:int|float|str|bool)\]?) *= *(.+?) *# *(.+?)(?:; *(\S+\.\.\S*|\S+\|\S+))?")
 
@@ -44,38 +42,53 @@ class Parameter:
     meaning: str
     allowed: str = ""
 
-    @cached_property
-    def _adapter(self) -> TypeAdapter[Any]:
-        name = self.type.removeprefix("list[").removesuffix("]")
-        kind: Any = TYPES[name]
-        if "|" in self.allowed:
-            element: Any = Literal[tuple(self.allowed.split("|"))]
-        elif name in ("int", "float"):
-            low, high = (kind(end) if end else None for end in self.allowed.partition("..")[::2])
-            element = Annotated[kind, Field(ge=low, le=high, allow_inf_nan=False), BeforeValidator(_no_truth)]
-        else:
-            element = Annotated[kind, Field(strict=True)]
-        return TypeAdapter(
-            element if name == self.type else Annotated[list[element], Field(min_length=bool(self.default))]
-        )
-
     def understood(self, value: Any) -> Any:
         """A value as its type has it, within range and choices: "1e-3" is a number where one is wanted, 8.0 a whole
         number. Raises `GnnlabError`: the parameter, what was given, what is allowed.
         """
+        kind = self.type.removeprefix("list[").removesuffix("]")
+        if kind == self.type:
+            return self._element(kind, value)
+        if not isinstance(value, list | tuple) or (self.default and not value):
+            raise GnnlabError(f"{self.name}: got {quoted(value)}; allowed is a list as [a, b], of {WORDS[kind]} each")
+        return [self._element(kind, element) for element in value]
+
+    def _element(self, kind: str, value: Any) -> Any:
         try:
-            return self._adapter.validate_python(value)
-        except ValidationError as error:
-            what = first_wrong(error)[1]
-            wrong = quoted(error.errors()[0]["input"])
-            raise GnnlabError(f"{self.name}: got {wrong}; {what[0].lower()}{what[1:]}") from None
+            understood = READ[kind](value)
+            low, many, high = self.allowed.partition("..")
+            if many and not float(low) <= understood <= float(high or "inf"):
+                raise ValueError
+            if "|" in self.allowed and understood not in self.allowed.split("|"):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, OverflowError):
+            among = f", {self.allowed}" if self.allowed else ""
+            raise GnnlabError(f"{self.name}: got {quoted(value)}; allowed is {WORDS[kind]}{among}") from None
+        return understood
 
 
-def _no_truth(value: Any) -> Any:
-    """pydantic takes True for 1."""
-    if isinstance(value, bool):
-        raise ValueError("a number is wanted")
+def _number(value: Any) -> float:
+    """Of a number or its text; True is none, nor is what is not finite. Raises `ValueError` or `TypeError`."""
+    if isinstance(value, bool) or not math.isfinite(number := float(value)):
+        raise ValueError
+    return number
+
+
+def _whole(value: Any) -> int:
+    if (number := _number(value)) != int(number):
+        raise ValueError
+    return value if isinstance(value, int) else int(number)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
     return value
+
+
+READ = {"int": _whole, "float": _number, "str": _text, "bool": lambda value: TRUTH[str(value).lower()]}
+WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+TRUTH = {"true": True, "false": False}
 
 
 # ---- what a notebook declares ---------------------------------------------------------------------------------------
@@ -131,44 +144,39 @@ def unknown(name: Any, declared: Mapping[str, Any]) -> str:
     return f"unknown parameter {quoted(name)}{hint}"
 
 
-def _from_yaml(text: str) -> Any:
-    """What YAML 1.2 says: 1e-3 is a number, `yes` a text, a key that stands twice is an error."""
+def read(path: Path, declared: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The parameters of a YAML file of `name: value` lines in UTF-8, checked; those that it leaves out are left out.
+
+    The declared type says what a value is, not YAML: 1e-3 is a number where one is wanted, `yes` and 010 are the text
+    of a text. Raises `GnnlabError`, with the file: it is no such file, a name stands twice, or `check` refuses a value.
+    """
     try:
-        return YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, ValueError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+        named, values = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader) or {}
+        if not isinstance(values, dict):
+            raise GnnlabError("it has no `name: value` lines")
+        names = [name.value for name, _ in named.value] if named else []
+        if len(names) > len(values):
+            raise GnnlabError(f"{next(name for name in names if names.count(name) > 1)} stands twice")
+        checked = check(values, declared)
+    except UnicodeDecodeError:
+        raise GnnlabError(f"{path} is not UTF-8; a parameter file holds `name: value` lines in UTF-8") from None
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
-        raise GnnlabError(f"{line}not YAML ({getattr(error, 'problem', None) or one_line(error)})") from None
-
-
-def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a parameter file: `name: value` lines in UTF-8. An empty file gives no parameter. Raises `GnnlabError`."""
-    try:
-        values = _from_yaml(path.read_text(encoding="utf-8-sig")) or {}
-        if not isinstance(values, dict):
-            raise GnnlabError("no `name: value` lines")
-    except (UnicodeDecodeError, GnnlabError) as error:
-        wrong = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-        raise GnnlabError(f"{path}: {wrong}; a parameter file holds `name: value` lines in UTF-8") from None
-    return values
-
-
-def read(path: Path, declared: Mapping[str, Parameter]) -> dict[str, Any]:
-    """The parameters of a file, checked; those that it leaves out are left out. Raises `GnnlabError`, with the file."""
-    values = load_yaml(path)
-    try:
-        checked = check(values, declared)
+        what = getattr(error, "problem", None) or "it has a character that YAML forbids"
+        raise GnnlabError(f"{path}: {line}not YAML ({what}); write `name: value` lines") from None
     except GnnlabError as error:
         raise GnnlabError(f"{path}: {error}") from None
     return {name: checked[name] for name in values}
 
 
 def parse(text: str, parameter: Parameter) -> Any:
-    """The value that was written for a parameter on a command line, checked."""
+    """The value that was written for a parameter on a command line, checked; a list as `[1, 2]`."""
     value: Any = text
-    if parameter.type != "str":
-        with suppress(GnnlabError):  # what is no YAML is refused as it stands
-            value = _from_yaml(text)
+    if parameter.type.startswith("list"):
+        with suppress(yaml.YAMLError):  # what is no YAML is refused as it stands
+            value = yaml.load(text, yaml.BaseLoader)
     return parameter.understood(value)
 
 

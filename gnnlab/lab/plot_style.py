@@ -1,19 +1,22 @@
 """The one style of the lab's figures: palette, origins, scales, labels, legend, and how a figure is written.
 
-Colours are seaborn's colour-blind palette, and each comes with a marker or a hatch of its own. Measured values are
-solid; interpolated, extrapolated, simulated and predicted ones are hatched or hollow, and starred.
+Matplotlib's own defaults and its seaborn theme, whatever the reader's matplotlibrc says. Colours are seaborn's
+colour-blind palette, and each comes with a marker, a dash or a hatch of its own. Measured values are solid;
+interpolated, extrapolated, simulated and predicted ones are hatched or hollow, and starred.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -28,10 +31,10 @@ from gnnlab.files import write_atomically
 
 from .results import FigureRecord
 from .table import Origin
-from .text import number
+from .text import number, size
 
-SURFACE, INK, MUTED, GRID = "#fcfcfc", "#1d2126", "#646b75", "#e4e6ea"
-WIDTH, DPI = 7.2, 200  # inches; twice the 100 dots at which the figure is read
+SURFACE, INK, MUTED = "#fcfcfc", "#1d2126", "#646b75"
+WIDTH, DPI = 6.0, 240  # inches, narrow enough for letters that can be read on a phone; 1,440 dots
 COLOURS = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#56b4e9", "#949494"]
 MARKERS = "osD^vPXh"
 GROUP_HATCHES = ("", "....", "xx", "--", "oo", "++", "||", "OO")  # beside the colour, one for each group
@@ -40,30 +43,35 @@ STAR = " ★"
 HATCHES = dict(zip(Origin, (None, None, "///", "\\\\\\", "xxxx", "||"), strict=True))
 GAP = 0.6  # between the bars of two labels, of which each is 1
 WHISKERS = {"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5}
-SIZES_MIB = {"GiB": 2**10, "MiB": 1, "KiB": 2**-10, "B": 2**-20}
 _STYLE = {
-    **{f"{part}.facecolor": SURFACE for part in ("axes", "figure", "savefig")},
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), MUTED),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    "font.sans-serif": ["DejaVu Sans"],
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), SURFACE),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.grid"), False),
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
     "axes.labelsize": 9,
-    "axes.edgecolor": "#9aa0a8",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
+    "grid.color": "#e4e6ea",
     "hatch.linewidth": 0.7,
     "svg.hashsalt": "gnnlab",  # the same figure gives the same file
 }
-styled = matplotlib.rc_context(_STYLE)  # decorates what draws; matplotlib's own settings stay as they were
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.style.use(["seaborn-v0_8-whitegrid", _STYLE])
+        yield
+
+
+styled = _styled()  # decorates what draws; matplotlib's own settings stay as they were
 
 
 @styled
 def save(
     fig: Figure, name: str, *, title: str, alt: str, folder: Path, key: bool = False, notebook: str = ""
 ) -> FigureRecord:
-    """Write `figures/<name>.png` (2x) and `.svg` under `folder`, each whole or not at all.
+    """Write `figures/<name>.png` and `.svg` under `folder`, each whole or not at all.
 
     With a `notebook` its number stands before the name.
     `alt` describes the figure to who does not see it, in at least 20 characters; `title` states the finding. Both are
@@ -82,12 +90,12 @@ def save(
     return FigureRecord(name=name, title=title, alt=alt, key=key, **paths)
 
 
-def new_figure(title: str, height: float = 4.0, **grid: Any) -> tuple[Figure, Any]:
+def new_figure(title: str, height: float = 3.6, **grid: Any) -> tuple[Figure, Any]:
     """A figure under its title, which states the finding, and its axes, or what `Figure.subplots` makes of `grid`."""
     fig = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(fig)
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-    fig.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold", wrap=True)
+    fig.suptitle(title, x=0.012, ha="left", fontsize=10, fontweight="bold", wrap=True)
     return fig, fig.subplots(**grid)
 
 
@@ -100,12 +108,12 @@ def looks(names: Sequence[Any]) -> dict[Any, tuple[str, str, str]]:
     return {name: (COLOURS[i], MARKERS[j], GROUP_HATCHES[j]) for name, (i, j) in zip(names, places, strict=True)}
 
 
-def point(colour: str, marker: str, origin: Origin = Origin.MEASURED) -> dict[str, Any]:
+def point(colour: str, marker: str, origin: Origin = Origin.MEASURED, size: float = 5) -> dict[str, Any]:
     """The look of a marker with whiskers: a hollow star where nothing was measured."""
-    look = {"marker": marker, "ms": 5, "mfc": colour}
+    look = {"marker": marker, "ms": size, "mfc": colour}
     if origin != Origin.MEASURED:
-        look = {"marker": "*", "ms": 9, "mfc": SURFACE}
-    return {"color": colour, "mec": colour, "ls": "none", "capsize": 2.5, **look}
+        look = {"marker": "*", "ms": size + 5, "mfc": SURFACE}
+    return {"color": colour, "mec": colour, "ls": "none", "capsize": 2, "elinewidth": 0.9, **look}
 
 
 def bar(colour: str, origin: Origin, hatch: str = "") -> dict[str, Any]:
@@ -129,7 +137,7 @@ def legend(fig: Figure) -> None:
     """A legend below the figure, in as many columns as its longest label leaves room for."""
     handles, labels = fig.axes[0].get_legend_handles_labels()
     if labels:
-        columns = 100 // (max(map(len, labels)) + 8)
+        columns = 85 // (max(map(len, labels)) + 8)
         fig.legend(handles, labels, loc="outside lower left", ncols=max(1, min(len(labels), columns)))
 
 
@@ -168,22 +176,15 @@ def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> Non
     axis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if sizes else number(value)))
 
 
-def size(mib: float) -> str:
-    """MiB in the unit that suits them: "4 B", "15.2 KiB", "214 MiB"."""
-    unit = next((unit for unit, least in SIZES_MIB.items() if mib >= least), "B")
-    return f"{number(mib / SIZES_MIB[unit])} {unit}"
-
-
 def wrapped(text: Any) -> str:
     """`text` in lines short enough for the label of a bar; its own line breaks stay."""
-    return "\n".join(textwrap.fill(line, 34) for line in str(text).split("\n"))
+    return "\n".join(textwrap.fill(line, 32) for line in str(text).split("\n"))
 
 
 def categories(ax: Axes, labels: Iterable[Any], at: Sequence[float], last: float) -> None:
     """Labels down the y axis, on which rows are at 0 to `last`."""
     ax.set_yticks(at, [wrapped(text) for text in labels])
     ax.set_ylim(last + (1 + GAP) / 2, -(1 + GAP) / 2)
-    ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x")
 

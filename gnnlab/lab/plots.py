@@ -10,6 +10,7 @@ pyplot or a global setting. Notebooks draw through the methods of `Study`.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -25,11 +26,12 @@ from gnnlab.measure.estimates import Estimate
 from gnnlab.profile.roofline import Ceilings
 
 from . import plot_style as style
-from .plot_style import INK, MUTED, STAR, SURFACE, styled
+from .plot_style import MUTED, STAR, SURFACE, styled
 from .table import Origin
-from .text import axis_label, number, plain
+from .text import axis_label, digits, number, plain, size
 
-LINE_INCHES = 0.17  # of a line of a label
+LINE_INCHES = 0.15  # of a line of a label
+DASHES = ("-", "--", "-.", ":")
 
 
 @styled
@@ -66,9 +68,9 @@ def bars(
         else:
             look = style.bar(colour, origin, hatch) | {"error_kw": style.WHISKERS}
             ax.barh(places, values - base, 0.92, left=base, xerr=reach, label=label_of, **look)
-        for value, end, place in zip(values, values + np.nan_to_num(reach[1]), places, strict=True):
-            words = style.size(value) if sizes else number(value)
-            style.note(ax, words + star, (max(end, base), place), 7 if points else 4)
+        for value, below, above, place in zip(values, *np.nan_to_num(reach), places, strict=True):
+            words = size(value) if sizes else digits(value, value - below, value + above)
+            style.note(ax, words + star, (max(value + above, base), place), 7 if points else 4)
     style.categories(ax, centres.index, centres, frame["place"].max())
     style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(float), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
@@ -90,7 +92,7 @@ def samples(
         low, high = of.interval or (of.value, of.value)
         reach = [[of.value - low], [high - of.value]]
         ax.errorbar([of.value], [place], xerr=reach, **style.point(colour, marker) | style.WHISKERS)
-        style.note(ax, number(of.value), (high, place), 7)
+        style.note(ax, digits(of.value, low, high), (high, place), 7)
     every = np.concatenate([values for values, _ in taken.values()])
     style.categories(ax, [f"{form}\nn = {len(values)}" for form, (values, _) in taken.items()], places, places[-1])
     style.scale(ax.xaxis, style.is_wide(every), every)
@@ -120,14 +122,18 @@ def points(
     `log` where it is given.
     """
     frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame))
-    looks = style.looks(list(frame["_series"].unique())).values()
+    looks = list(style.looks(list(frame["_series"].unique())).values())
     fig, ax = style.new_figure(title)
-    for (name, series), (colour, marker, _) in zip(frame.groupby("_series", sort=False), looks, strict=True):
-        if joined:
-            ax.plot(*series.sort_values(x)[[x, y]].to_numpy(float).T, color=colour, lw=1.3)
+    dashes, large = cycle(DASHES), np.linspace(5 + 4 * (len(looks) > 1) * joined, 5, len(looks))
+    for (name, series), (colour, marker, _), dots in zip(
+        frame.groupby("_series", sort=False), looks, large, strict=True
+    ):
+        if joined:  # each on top of the last is thinner and broken, so that a curve under another shows
+            line = {"color": colour, "lw": dots / 4, "ls": next(dashes)}
+            ax.plot(*series.sort_values(x)[[x, y]].to_numpy(float).T, **line)
         for origin, part in series.groupby("_origin", sort=False):
             reach = {"xerr": style.ends(part, x), "yerr": style.ends(part, y), "label": style.label(name, origin)}
-            ax.errorbar(part[x], part[y], **reach, **style.point(colour, marker, origin))
+            ax.errorbar(part[x], part[y], **reach, **style.point(colour, marker, origin, dots), zorder=3)
     for axis, column, given in ((ax.xaxis, x, None), (ax.yaxis, y, log)):
         columns = [x, y] if equal else [column]
         wide = style.is_wide(frame[columns].to_numpy(float))
@@ -157,7 +163,7 @@ def roofline(reached: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure
     bottom, top = min(gflop_s.min() / 3, left * slowest), max(gflop_s.max(), peak) * 2.6
     ax, grid = fig.axes[0], np.geomspace(left, right, 200)
     lines = []
-    for (name, gb_s), dashes in zip(bandwidths, cycle(["-", "--", "-.", ":"]), strict=False):
+    for (name, gb_s), dashes in zip(bandwidths, cycle(DASHES), strict=False):
         look = {"color": MUTED, "lw": 1.3, "ls": dashes, "zorder": 1, "label": f"{name}: {number(gb_s)} GB/s"}
         lines += ax.plot(grid, np.minimum(peak, gb_s * grid), **look)
     ax.legend(handles=lines, loc="lower right", handlelength=2.6)
@@ -185,43 +191,45 @@ STATUSES = {  # the word of a field and its colour
 def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, title: str) -> Figure:
     """Values by `row` and `column`, a panel for each value of `panel`; darker is more, within a row.
 
-    Colours are logarithmic over the least value of a row in all panels, so that they compare what is comparable.
-    Numbers stand in the fields where there is room for them, a star where it was not measured; a missing value (NaN) is
-    an empty grey field. Raises `GnnlabError`.
+    Colours are logarithmic over the least measured value of a row in all panels, so that they compare what is
+    comparable. Numbers stand in the fields where there is room for them. What was not measured has a star and no
+    colour; a missing value (NaN) is an empty grey field. Raises `GnnlabError`.
     """
     if not (frame["value"].dropna() > 0).all() or frame["value"].isna().all():
         raise GnnlabError("a heat map needs a positive number, and none that is not: the scale is logarithmic")
-    shade = (frame["value"] / frame.groupby(row)["value"].transform("min")).astype(float)
     rows, columns, panels = (list(frame[name].unique()) for name in (row, column, panel))
-    digits, room = 3 if len(columns) <= 3 else 2, len(columns) <= MOST_NUMBERS
-    origins = style.origins(frame)
-    stars = [STAR.strip() * (origin is not Origin.MEASURED) for origin in origins]
-    texts = [number(float(f"{v:.{digits}g}")) * room + star for v, star in zip(frame["value"], stars, strict=True)]
-    frame = frame.assign(_shade=shade, _text=texts, _star=stars)
-    across = min(len(panels), 3 if room else 2)
+    origins = pd.Series(style.origins(frame), index=frame.index)
+    real, room = origins == Origin.MEASURED, len(columns) <= MOST_NUMBERS
+    measured = frame["value"].astype(float).where(real | ~real.any())
+    shade = measured / measured.groupby(frame[row]).transform("min")
+    ends = frame.reindex(columns=["value", "low", "high"]).astype(object).where(lambda cell: cell.notna(), None)
+    words = [digits(*three) * room if three[0] else "" for three in ends.itertuples(index=False)]
+    words = [word + ("" if is_real else STAR.strip()) for word, is_real in zip(words, real, strict=True)]
+    frame = frame.assign(_shade=shade, _text=pd.Series(words, index=frame.index).where(frame["value"].notna(), None))
+    across = min(len(panels), max(1, 7 // len(columns)) if room else 2)
     down = math.ceil(len(panels) / across)
-    height = 1.1 + down * (len(rows) * 0.27 + (1.05 if len(columns) <= 3 else 1.35))
+    height = 1.6 + down * (len(rows) * 0.27 + (1.05 if len(columns) <= 3 else 1.35))
     fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
     axes, look = list(grid.flat), {"cmap": SHADES, "norm": LogNorm(1, max(shade.max(), 1.01))}
     for ax, name in zip(axes, panels, strict=False):
         part = frame[frame[panel] == name]
-        shades, words = (_matrix(part, row, column, of, rows, columns) for of in ("_shade", "_text"))
-        drawn = _fields(ax, shades, words, EMPTY, **look)
-        upright = sum(len(str(value)) for value in columns) > 60 / across
+        drawn = _fields(ax, *(_matrix(part, row, column, of, rows, columns) for of in ("_shade", "_text")), **look)
+        upright = sum(len(str(value)) for value in columns) > 57 / across
         ax.tick_params(axis="x", rotation=90 if upright else 0)
         ax.set(xlabel=plain(column), ylabel=plain(row) * (ax in grid[:, 0]))
-        ax.set_title(f"{name}{STAR * part['_star'].any()}", fontsize=8.5, loc="left")
+        ax.set_title(
+            f"{textwrap.fill(str(name), 60 // across)}{'' if real[part.index].all() else STAR}", fontsize=8, loc="left"
+        )
     for ax in axes[len(panels) :]:
         ax.remove()
-    bar = fig.colorbar(drawn, ax=axes[: len(panels)], fraction=0.03, pad=0.01, aspect=30)
+    below = {"location": "bottom", "fraction": 0.03, "pad": 0.02, "aspect": 60}
+    bar = fig.colorbar(drawn, ax=axes[: len(panels)], **below)
     bar.outline.set_visible(False)
-    style.scale(bar.ax.yaxis, True, np.array([1.0, look["norm"].vmax]))
-    others = dict.fromkeys(style.label("", origin) for origin in origins if origin is not Origin.MEASURED)
-    bar.set_label("times the least of the row", fontsize=8.5)
-    words = [label, *others]
-    if frame["value"].count() < len(rows) * len(columns) * len(panels):
-        words.append("grey: no value")
-    fig.supxlabel("; ".join(words), x=0.012, ha="left", fontsize=8.5)
+    style.scale(bar.ax.xaxis, True, np.array([1.0, look["norm"].vmax]))
+    others = dict.fromkeys(style.label("", origin) for origin in origins[~real])
+    lacking = bool(frame["value"].count() < len(rows) * len(columns) * len(panels))
+    bar.set_label("times the least measured of the row", fontsize=8.5)
+    fig.supxlabel("; ".join([label, *others, *["grey: no value"] * lacking]), x=0.012, ha="left", fontsize=8.5)
     return fig
 
 
@@ -234,9 +242,8 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
     words = statuses.map(lambda status: STATUSES[status][0], na_action="ignore")
     fig, ax = style.new_figure(title, 1.9 + 0.3 * len(rows))
     colours = {"cmap": ListedColormap([colour for _, colour in STATUSES.values()]), "vmin": 0, "vmax": len(STATUSES)}
-    _fields(ax, codes + 0.5, words, SURFACE, lw=1, edgecolor=SURFACE, **colours)
-    ax.tick_params(axis="x", rotation=30)
-    ax.set_xticks(ax.get_xticks(), columns, ha="right", rotation_mode="anchor")
+    _fields(ax, codes + 0.5, words, **colours)
+    ax.set_xticks(ax.get_xticks(), columns, rotation=30, ha="right", rotation_mode="anchor")
     return fig
 
 
@@ -244,15 +251,19 @@ def _matrix(frame: pd.DataFrame, row: str, column: str, values: str, rows: list,
     return frame.pivot(index=row, columns=column, values=values).reindex(index=rows, columns=columns)
 
 
-def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, empty: str, **look: Any) -> Any:
-    """Coloured fields with words in them, on a ground that shows where there is none; gives what a colour bar takes."""
-    import seaborn  # takes a second to load, which notebooks without such figures need not wait for
-
-    seaborn.heatmap(shades, annot=words, fmt="", cbar=False, annot_kws={"fontsize": 8, "color": INK}, ax=ax, **look)
-    ax.set(facecolor=empty, xlabel="", ylabel="")
-    ax.set_yticks(ax.get_yticks(), [style.wrapped(name) for name in shades.index], rotation=0)
-    ax.tick_params(length=0, labelsize=8)
-    return ax.collections[0]
+def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, **look: Any) -> Any:
+    """Coloured fields with words in them, grey where there is no word; gives what a colour bar takes."""
+    drawn = ax.pcolormesh(np.ma.masked_invalid(shades), edgecolor=SURFACE, lw=1, zorder=2, **look)
+    ax.pcolormesh(words.isna(), cmap=ListedColormap([SURFACE, EMPTY]), vmin=0, vmax=1, zorder=1)
+    for (down, right), word in np.ndenumerate(words):
+        if isinstance(word, str):
+            ax.text(right + 0.5, down + 0.5, word, ha="center", va="center", fontsize=7)
+    ax.set_xticks(np.arange(len(words.columns)) + 0.5, words.columns)
+    ax.set_yticks(np.arange(len(words)) + 0.5, [style.wrapped(name) for name in words.index])
+    ax.set_ylim(len(words), 0)
+    ax.tick_params(labelsize=7.5)
+    ax.spines[:].set_visible(False)
+    return drawn
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------

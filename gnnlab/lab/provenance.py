@@ -25,8 +25,8 @@ SPEED_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile
 def collect() -> dict[str, Any]:
     """The environment of a run, ready for JSON. What the system does not tell is None, never a guess.
 
-    Units: memory_gb in 10^9 bytes, load as the system's 1, 5 and 15 minute averages,
-    others_percent and steal_percent as the shares of all CPU time that other programs and other guests had just then.
+    Units: memory_gb in 10^9 bytes, load as the system's 1, 5 and 15 minute averages, quota in cores, others_percent and
+    steal_percent as the shares of all CPU time that other programs and other guests had just then.
     """
     flags = machine.cpuinfo("flags", "Features").split()
     return {
@@ -38,6 +38,8 @@ def collect() -> dict[str, Any]:
             "architecture": platform.machine(),
             "cores": psutil.cpu_count(logical=False),
             "logical": psutil.cpu_count(),
+            "usable": machine.cores(),
+            "quota": machine.quota(),
             "flags": [flag for flag in SPEED_FLAGS if flag in flags],
             **{f"l{level}_cache_bytes": size for level, size in machine.cache_bytes().items()},
         },
@@ -56,6 +58,7 @@ def state() -> dict[str, Any]:
 
     return {
         "threads": torch.get_num_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "float32_products": products(),
         "load": [round(x, 2) for x in psutil.getloadavg()],
         **machine.at_work(),
@@ -104,24 +107,33 @@ _EMPTY = {"cpu": {}, "versions": {}, "finished": {}, "devices": [], "load": []}
 
 
 def in_a_phrase(environment: Mapping[str, Any]) -> str:
-    """The machine in one phrase: "AMD EPYC 9R14, 2 cores, torch 2.13.0"."""
+    """The machine in one phrase: "AMD EPYC 9R14, 1 of 2 cores, torch 2.13.0"; the cores that the run might use."""
     known = readable(environment)
     cpu, torch = known["cpu"], known["versions"].get("torch")
     others = [device.get("name") for device in known["devices"] if device.get("kind") != "CPU"]
-    cores = _counted(cpu.get("cores"), "core")
-    return _joined(cpu.get("model") or "an unnamed processor", cores, *others, torch and f"torch {torch}")
+    return _joined(cpu.get("model") or "an unnamed processor", _cores(cpu), *others, torch and f"torch {torch}")
+
+
+def _cores(cpu: Mapping[str, Any]) -> str:
+    """The cores that a run might use: "2 cores", "1 of 2 cores", "1.5 of 16 logical cores"."""
+    usable, logical = cpu.get("usable"), cpu.get("logical")
+    usable = usable and min(cpu.get("quota") or usable, usable)
+    if usable in (None, logical):
+        return _counted(cpu.get("cores"), "core")
+    return f"{usable:g} of " + _counted(logical, "core" if logical == cpu.get("cores") else "logical core")
 
 
 def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, value) of what is known; what the system did not tell is left out."""
     known = readable(environment)
-    cpu, cores = known["cpu"], _counted(known["cpu"].get("cores"), "core")
+    cpu, recorded = known["cpu"], "usable" in known["cpu"]
     logical = cpu.get("logical") != cpu.get("cores") and _counted(cpu.get("logical"), "logical core")
     caches = [(level, cpu.get(f"l{level}_cache_bytes")) for level in (2, 3)]
     others = [device for device in known["devices"] if device.get("kind") != "CPU"]
     devices = [_joined(f"{device.get('kind')}: {device.get('name')}", device.get("driver")) for device in others]
     rows = {
-        "Processor": _joined(cpu.get("model"), cores, logical),
+        "Processor": _joined(cpu.get("model"), _counted(cpu.get("cores"), "core"), logical),
+        "Cores that it might use": _cores(cpu) if recorded else cpu and "not recorded",
         "Instructions": " ".join(map(str, cpu.get("flags") or [])),
         "Caches": _joined(*(f"L{level} {size / 2**20:g} MiB" for level, size in caches if size)),
         "Memory": f"{known['memory_gb']} GB" if "memory_gb" in known else "",
@@ -146,6 +158,7 @@ def readable(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _state(known: Mapping[str, Any]) -> str:
     return _joined(
         _counted(known.get("threads"), "thread"),
+        "omp_num_threads" in known and f"OMP_NUM_THREADS {known['omp_num_threads']}",
         known.get("float32_products", "highest") != "highest" and f"float32 products: {known['float32_products']}",
         known["load"] and "load " + " ".join(map(str, known["load"])),
         "others_percent" in known and f"{known['others_percent']} % used by other programs",

@@ -1,37 +1,39 @@
-"""The site of an output folder: a report for each notebook, and a front page with what matters first.
+"""The site of an output folder: a page for each notebook, and a front page with what matters first.
 
 JSON is the truth, HTML is rendered from it and from the executed notebooks: `NN_name/RUN/result.json` +
-`notebook.ipynb` -> `NN_name.html`, and all of them -> `claims.json` + `index.html`. A page
-holds its pictures, loads nothing from the network, and its content policy lets no script run but the one that the page
-comes with.
+`notebook.ipynb` -> `NN_name.html`, and all of them -> `claims.json` + `index.html`. A run without an executed notebook
+beside it has a page of its figures and numbers. A page holds its pictures, loads nothing from the network, and its
+content policy lets no script run but the one that the page comes with.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import jinja2
 
-from gnnlab import files
+from gnnlab import files, machine
 from gnnlab.errors import GnnlabError
+from gnnlab.measure.estimates import CONTROL
 
-from . import advice, claims, ledger, provenance, results
+from . import claims, ledger, parameters, provenance, ratios, results
+from .claims import NO_GAIN_BELOW, RATIOS, Verdict
 from .ledger import Badge, Judged
 from .results import FigureRecord, ResultFile, Status
+from .study import Study
 from .table import Table
 from .text import claimed_text, duration
-
-if TYPE_CHECKING:
-    import nbformat
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
@@ -41,6 +43,23 @@ STATUSES = {
     Status.SKIPPED: Badge("skipped", "○", "none"),
 }
 DAMAGED = Badge("unreadable", "!", "bad")
+HEADLINES = 6
+NOISY = 0.03  # median difference of A/A controls from which a report warns
+OWN = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
+OWN_STUDY = "your_model"
+# what a reader's GNN gains by `swap` or one call: whole models first, then layers, then a sum
+SWAPPED = ("whole_models", "zoo_models", "graph_transformer", "zoo", "gat_layer", "sage_layer", "neighbour_sum")
+FALSE, LESS, UNSURE = "Does not pay here", "Pays less here", "Pays less here, if at all"
+PAYS = "Pays here"
+
+
+class Finding(NamedTuple):
+    """What a study with a baseline says, in a sentence, and whether it is a gain; `href` leads to its figure."""
+
+    study: str
+    sentence: str
+    pays: bool
+    href: str
 
 
 @dataclass
@@ -54,10 +73,12 @@ class NotebookEntry:
     page: str | None = None  # NN_name.html, where there is one
     stopped: str | None = None  # the notebook of the run that failed, below the folder
     problems: list[str] = field(default_factory=list)
-    uses: list[advice.Use] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    conclusion: str = ""  # what the notebook concludes, as HTML
     own: bool = False  # something of the reader's is in it
-    declared: Mapping[str, Any] = field(default_factory=dict)  # its parameters
-    thumbnail: tuple[FigureRecord, str] | None = None  # the key figure and its PNG as a data address
+    rows: list[Judged] = field(default_factory=list)  # claims and goals that rest on it
+    key: FigureRecord | None = None
+    picture: str = ""  # the key figure's PNG as a data address
 
     @property
     def number(self) -> str:
@@ -68,61 +89,17 @@ class NotebookEntry:
         latest = self.failure or self.result
         return STATUSES[latest.status] if latest else DAMAGED
 
-    @property
-    def drawn(self) -> set[str]:
-        """The studies with a figure to link to."""
-        return {figure.name for figure in self.result.figures} if self.result else set()
-
 
 def environment_card(environment: Mapping[str, Any]) -> str:
     """The environment of a run as a small HTML card that also looks right inside JupyterLab, light and dark."""
     return _templates().get_template("environment_card.html.j2").render(rows=provenance.in_rows(environment))
 
 
-# ---- a report -------------------------------------------------------------------------------------------------------
-
-
-def _report(place: Path, entry: NotebookEntry, notebook: nbformat.NotebookNode, judged: Sequence[Judged]) -> str:
-    """The page of the run in `place`, the folder's path from the page. `judged` are the rows that rest on it."""
-    from . import notebook_html
-
-    result = entry.result
-    figures = {  # their links lead from the page
-        figure.name: figure.model_copy(update={kind: f"{place}/{getattr(figure, kind)}" for kind in ("png", "svg")})
-        for figure in result.figures
-    }
-    return _page(
-        "report.html.j2",
-        title=entry.title,
-        result=result,
-        status=STATUSES[result.status],
-        cells=notebook_html.render(notebook, figures),
-        key=_key_figure(result),
-        parts=advice.parts(judged),
-        href=lambda row: f"#fig-{row.study}" if row.study in figures else None,
-        meanings={name: declared.meaning for name, declared in entry.declared.items()},
-        machine=provenance.in_a_phrase(result.environment),
-        noise=advice.noise(result),
-        uses=entry.uses,
-        drawn=entry.drawn,
-    )
-
-
-def _key_figure(result: ResultFile) -> FigureRecord | None:
-    """The figure that the notebook marks, else its first."""
-    return next((figure for figure in result.figures if figure.key), next(iter(result.figures), None))
-
-
-def _counts(rows: Sequence[Judged]) -> list[tuple[Badge, int]]:
-    """How many rows have each verdict; verdicts without a row are left out."""
-    counts = Counter(row.badge for row in rows)
-    return [(badge, counts[badge]) for badge in ledger.VERDICTS.values() if badge in counts]
-
-
-def _usual(rows: Sequence[Judged]) -> tuple[str, int]:
-    """The conditions and the number of runs that most rows with a number have: a page says them once."""
-    seen = Counter((row.conditions, row.runs) for row in rows if row.value is not None)
-    return seen.most_common(1)[0][0] if seen else ("", 0)
+def own(values: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
+    """The parameters by which the reader named something that is not among the defaults; `declared` are those of the
+    notebook."""
+    named = {name: (values[name], declared[name].default) for name in OWN if name in declared and name in values}
+    return [n for n, (v, usual) in named.items() if (set(v) - set(usual) if isinstance(v, list) else v != usual)]
 
 
 # ---- the front page -------------------------------------------------------------------------------------------------
@@ -141,30 +118,26 @@ def build_site(out_dir: Path) -> Path:
     files.write_json(out_dir / ledger.RECORD, judged.to_dict())
     stems = sorted({path.parent.parent.name for path in results.paths(out_dir)})
     entries = {stem[:2]: _entry(out_dir, stem, judged) for stem in stems}
-    passed = [entry.result for entry in entries.values() if entry.result]
-    newest = max(passed, key=lambda result: result.started, default=None)
+    ran = [entry.result for entry in entries.values() if entry.result]
 
     def href(row: Judged) -> str | None:
         entry = entries.get(row.notebook)
-        if entry is None or not entry.page:
-            return None
-        return f"{entry.page}#fig-{row.study}" if row.study in entry.drawn else entry.page
+        return entry.page + _anchor(entry.result, row.study) if entry and entry.page else None
 
     html = _page(
         "index.html.j2",
         title="gnnlab",
         folder=out_dir.name,
-        parts=advice.parts(judged.rows),
+        parts=parts(judged.rows),
         href=href,
         older=[number for number, entry in entries.items() if entry.failure and entry.result],
         documents=claims.documents(),
         missing=judged.missing,
         entries=list(entries.values()),
-        headlines=advice.headlines(judged.rows),
-        gains=advice.gains(judged.rows),
-        newest=newest,
-        machine=provenance.in_a_phrase(newest.environment) if newest else None,
-        machines=sorted({provenance.in_a_phrase(result.environment) for result in passed}),
+        gains=_gains(list(entries.values())),
+        headlines=headlines(judged.rows),
+        newest=max(ran, key=lambda result: result.started, default=None),
+        machines=sorted({provenance.in_a_phrase(result.environment) for result in ran}),
     )
     path = out_dir / "index.html"
     files.write_atomically(path, lambda file: file.write(html))
@@ -172,10 +145,10 @@ def build_site(out_dir: Path) -> Path:
 
 
 def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
-    """What the front page says of a notebook; its report is rendered where it is older than its newest run."""
+    """What the front page says of a notebook; its page is rendered where it is older than its newest run."""
     entry, page = NotebookEntry(stem, stem[3:].replace("_", " ").capitalize()), out_dir / f"{stem}.html"
     path, failed = results.newest(out_dir, stem)
-    problems = [line for line in judged.problems if stem in line]
+    entry.problems = [line for line in judged.problems if stem in line]
     if failed:
         entry.failure = results.read(failed)
         entry.stopped = str(failed.with_name(results.NOTEBOOK).relative_to(out_dir))
@@ -183,34 +156,152 @@ def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
         page.unlink(missing_ok=True)
     else:
         entry.result = results.read(path)
+        entry.rows = [row for row in judged.rows if row.notebook == entry.number]
         try:
-            _render(entry, path, page, [row for row in judged.rows if row.notebook == entry.number])
+            _render(entry, path, page)
         except GnnlabError as error:
-            problems.append(str(error))
-        figure = _key_figure(entry.result)
-        if figure and (png := path.parent / figure.png).is_file():
-            entry.thumbnail = figure, "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode()
-    entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in problems))
+            entry.problems.append(str(error))
+    entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in entry.problems))
     return entry
 
 
-def _render(entry: NotebookEntry, path: Path, page: Path, judged: Sequence[Judged]) -> None:
-    """Fill in what the executed notebook beside the result at `path` says, and write its report where that is stale.
+def _gains(entries: Sequence[NotebookEntry]) -> list[tuple[NotebookEntry, Finding]]:
+    """What makes the reader's GNN faster: first of the reader's own models, then of whole models, layers and sums."""
+    found = [(entry, one) for entry in entries for one in entry.findings if one.pays and entry.page]
+    mine = [(entry, one) for entry, one in found if entry.own and one.study == OWN_STUDY]
+    return mine + [pair for study in SWAPPED for pair in found if pair[1].study == study]
 
-    Raises `GnnlabError` when the notebook cannot be read, or when writing fails.
+
+# ---- the page of a notebook -----------------------------------------------------------------------------------------
+
+
+def _render(entry: NotebookEntry, path: Path, page: Path) -> None:
+    """Fill in what the run at `path` says, and write its page where that is stale.
+
+    Raises `GnnlabError` when the executed notebook cannot be shown, or when writing fails.
     """
-    from . import notebook_html, parameters
+    from . import notebook_html
 
-    executed, result = path.with_name(results.NOTEBOOK), entry.result
-    notebook = notebook_html.read(executed)
-    entry.title = notebook_html.opening(notebook)[0] or entry.title
-    entry.declared = parameters.declared(executed)
-    entry.own = bool(advice.yours(result.parameters, entry.declared))
-    entry.uses = advice.uses(Table(result.rows), result.purposes, entry.own)
+    result, executed = entry.result, path.with_name(results.NOTEBOOK)
+    entry.key = next((figure for figure in result.figures if figure.key), next(iter(result.figures), None))
+    entry.picture = _picture(path.parent / entry.key.png) if entry.key else ""
+    entry.findings = _findings(result)
+    cells = notebook_html.read(executed)
+    entry.title, entry.conclusion = cells.title or entry.title, cells.conclusion
+    declared = parameters.declared(executed) if executed.exists() else {}
+    entry.own = bool(own(result.parameters, declared))
     if not page.exists() or page.stat().st_mtime < path.parent.parent.stat().st_mtime:  # when a run was put there
-        html = _report(path.parent.relative_to(page.parent), entry, notebook, judged)
+        place = path.parent.relative_to(page.parent)
+        article, headings = notebook_html.render(cells, place, result.figures, entry.key.name if entry.picture else "")
+        html = _page(
+            "report.html.j2",
+            title=entry.title,
+            entry=entry,
+            result=result,
+            status=STATUSES[result.status],
+            question=cells.question,
+            article=article,
+            headings=headings,
+            place=place.as_posix(),
+            pictures=[(figure, _picture(path.parent / figure.png)) for figure in result.figures if not article],
+            parts=parts(entry.rows),
+            href=lambda row: _anchor(result, row.study) or None,
+            meanings={name: parameter.meaning for name, parameter in declared.items()},
+            machine=provenance.in_a_phrase(result.environment),
+            noise=noise(result),
+        )
         files.write_atomically(page, lambda file: file.write(html))
     entry.page = page.name
+
+
+def _picture(png: Path) -> str:
+    """A PNG as a data address; "" where it is not there."""
+    return f"data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}" if png.is_file() else ""
+
+
+def _anchor(result: ResultFile | None, study: str) -> str:
+    """The fragment of a link to the figure of a study, or to the first of a part of it; "" without one."""
+    study, names = study.removesuffix(ratios.SUMMARY), [figure.name for figure in result.figures] if result else []
+    names = [name for name in names if name == study or name.startswith(f"{study}-")]
+    return f"#fig-{study if study in names else names[0]}" if names else ""
+
+
+def _findings(result: ResultFile) -> list[Finding]:
+    """What each study with a baseline says, a line each; those with a gain first."""
+    table, titles = Table(result.rows), {figure.name: figure.title.partition(":")[0] for figure in result.figures}
+    studies = dict.fromkeys(row.study for row in table if row.ratio is not None and row.form != CONTROL)
+    found = []
+    for study in (Study(name, table.select(name), label=titles.get(name, "")) for name in studies):
+        pays = study.fastest() is not None
+        found.append(Finding(study.name, study.finding(), pays, _anchor(result, study.name)))
+    return sorted(found, key=lambda one: not one.pays)
+
+
+def noise(result: ResultFile) -> str | None:
+    """Why the times of a run mislead: a machine that was busy, or forms that differ from themselves."""
+    states = (("at its start", result.environment), ("at its end", result.environment.get("finished") or {}))
+    seen = [f"{when}, {busy}" for when, state in states if (busy := machine.busy(state))]
+    off = [abs(row.ratio - 1) for row in result.rows if row.form == CONTROL and row.ratio is not None]
+    if off and median(off) > NOISY:
+        typical = f" in the median of {len(off)} cases" if len(off) > 1 else ""
+        seen.append(f"a variant timed against itself (A/A) differs by {100 * median(off):.0f} %{typical}")
+    advice = "Trust ratios more than times; run it again when it is quiet."
+    return f"Measured on a busy machine: {'; '.join(seen)}. {advice}" if seen else None
+
+
+# ---- claims in the order of what matters ----------------------------------------------------------------------------
+
+
+def distance_to_claim(row: Judged) -> float:
+    """How far the interval lies from what was claimed: in logarithms of a ratio, else relative to the claim. 0 where it
+    reaches into the claim, -1 without a number."""
+    if row.value is None:
+        return -1.0
+    low, high = (row.value, row.value) if row.low is None else (row.low, row.high)
+    least, most = row.claimed or (NO_GAIN_BELOW, None)
+    if least is not None and high < least:
+        near, claimed = high, least
+    elif most is not None and low > most:
+        near, claimed = low, most
+    else:
+        return 0.0
+    if row.metric in RATIOS and near > 0 and claimed > 0:
+        return abs(math.log(near / claimed))
+    return math.log1p(abs(near - claimed) / (abs(claimed) or 1.0))
+
+
+def parts(rows: Iterable[Judged]) -> list[tuple[str, str, list[Judged]]]:
+    """Claims and goals apart, where there are any: (anchor, heading, rows), the farthest from its claim first, what has
+    no number last."""
+    rows = sorted(rows, key=lambda row: -distance_to_claim(row))
+    of_documents, goals = ([row for row in rows if row.is_goal is is_goal] for is_goal in (False, True))
+    both = [("claims", "Claims of the documents", of_documents), ("goals", "Goals of the lab", goals)]
+    return [part for part in both if part[2]]
+
+
+def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
+    """What of the documents' advice matters: (`FALSE`, `UNSURE`, `LESS` or `PAYS`, row), one of a study.
+
+    First advice that is wrong on this machine, at most half of `HEADLINES` if as much pays; then advice that pays, by
+    its gain. Goals of the lab and claims of equality are left out.
+    """
+    rows = [row for row in rows if row.metric in RATIOS and row.low is not None and not row.is_goal]
+    rows = [row for row in rows if row.claimed != (1.0, 1.0)]
+    short = [row for row in rows if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
+    pays = [row for row in rows if row.low > NO_GAIN_BELOW and row not in short]
+    wrong = _one_of_a_study(sorted(short, key=distance_to_claim, reverse=True))
+    pays = _one_of_a_study(sorted(pays, key=lambda row: row.value, reverse=True))
+    wrong = wrong[: max(HEADLINES // 2, HEADLINES - len(pays))]
+    words = (LESS if row.low > NO_GAIN_BELOW else UNSURE if row.high > NO_GAIN_BELOW else FALSE for row in wrong)
+    lines = list(zip(words, wrong, strict=True))  # what is true of the whole interval
+    return lines + [(PAYS, row) for row in pays[: HEADLINES - len(lines)]]
+
+
+def _one_of_a_study(rows: Sequence[Judged]) -> list[Judged]:
+    first: dict[str, Judged] = {}
+    for row in rows:
+        first.setdefault(row.study, row)
+    return list(first.values())
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
@@ -233,12 +324,19 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"moment": _moment, "duration": duration}
+    environment.filters |= {"moment": lambda iso: f"{iso[:10]} {iso[11:16]} UTC", "duration": duration}
     environment.globals |= {"environment_rows": provenance.in_rows, "usual": _usual, "counts": _counts}
     environment.globals |= {"claimed_text": claimed_text, "widened": f"{100 * (claims.TOLERANCE - 1):.0f} %"}
     return environment
 
 
-def _moment(started: str) -> str:
-    """An ISO 8601 moment as a reader writes it."""
-    return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+def _counts(rows: Sequence[Judged]) -> list[tuple[Badge, int]]:
+    """How many rows have each verdict; verdicts without a row are left out."""
+    counts = Counter(row.badge for row in rows)
+    return [(badge, counts[badge]) for badge in ledger.VERDICTS.values() if badge in counts]
+
+
+def _usual(rows: Sequence[Judged]) -> tuple[str, int]:
+    """The conditions and the number of runs that most rows with a number have: a page says them once."""
+    seen = Counter((row.conditions, row.runs) for row in rows if row.value is not None)
+    return seen.most_common(1)[0][0] if seen else ("", 0)

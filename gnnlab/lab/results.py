@@ -1,26 +1,28 @@
 """The outputs folder: a run of a notebook is a folder in it, put in place by one rename.
 
-    outputs/quick/02_optimize_gnn/20261122-101503-004217/     result.json  samples.parquet  notebook.ipynb  figures/
+    outputs/quick/02_optimize_gnn/0007/     result.json  samples.parquet  notebook.ipynb  figures/
 
 The JSON is the truth of a run (its schema: `docs/result-file.schema.json`); ledger, reports and comparisons are
-computed from it. The newest run that passed is the result; earlier ones that were made from the same are pooled with it
-(`runs_of`). A run that failed stands beside them. A run is written elsewhere in the folder first, so wherever a process
-ends, the runs before it are there, or the new one, too. A rename cannot replace a folder with something in it: so each
-run has a name of its own.
+computed from it. The newest run that passed is the result; earlier ones that were made alike are pooled with it
+(`runs_of`). A run that failed stands beside them. Runs are written to a temporary folder and renamed, so a crash never
+leaves a half-written one. Their names are numbers, one above the last, so that no clock decides which is the newest.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, ValidationError
 
 from gnnlab.errors import GnnlabError, first_wrong
@@ -42,6 +44,9 @@ class Status(StrEnum):
     FAILED = "failed"
     TIMEOUT = "timeout"
     SKIPPED = "skipped"
+
+
+GOOD = (Status.PASSED, Status.SKIPPED)
 
 
 class FigureRecord(Strict):
@@ -70,7 +75,7 @@ class ResultFile(Strict):
     status: Status
     reason: str | None = None  # why skipped, failed or timed out
     parameters: dict[str, Any]
-    fingerprint: dict[str, Any] = Field(default_factory=dict)  # from what it was made; {} where not known
+    made_from: str = ""  # digest of the code and the files that it was made from; "" where not known
     environment: dict[str, Any] = Field(default_factory=dict)
     rows: list[Row] = Field(default_factory=list)
     figures: list[FigureRecord] = Field(default_factory=list)
@@ -112,19 +117,50 @@ def only_run(folder: Path) -> Iterator[None]:
         yield
 
 
-def begin(folder: Path, notebook: str) -> Path:
-    """An empty folder for a run of `notebook` to fill; what a killed run left there goes."""
-    place = folder / f".{notebook}.new"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    return place
+class Place(tempfile.TemporaryDirectory):
+    """An empty folder for a run to fill, which goes when its process ends; what killed runs left in `folder` goes at
+    once. A lock beside it tells whether its process lives, on whichever machine that sees the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for lock in folder.glob(".run-*.lock"):
+            with suppress(OSError, Timeout):
+                with FileLock(lock, timeout=0):
+                    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+                lock.unlink(missing_ok=True)
+        super().__init__(dir=folder, prefix=".run-", ignore_cleanup_errors=True)
+        self.path = Path(self.name)
+        self._lock = FileLock(f"{self.name}.lock", timeout=0)
+        with suppress(OSError):  # where there are no locks, nobody removes it either
+            self._lock.acquire()
+
+    def __enter__(self) -> Place:
+        return self
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        self._lock.release()
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+
+    def put(self, notebook: str) -> Path:
+        """Put the run in place, by one rename; returns its folder: the one with the highest number."""
+        runs = self.path.parent / notebook
+        runs.mkdir(exist_ok=True)
+        while True:
+            target = runs / f"{1 + max((number(run) for run in runs.iterdir()), default=0):04d}"
+            try:
+                self.path.rename(target)
+                break
+            except OSError:
+                if not target.exists():  # else another process put a run there just now
+                    raise
+        self.cleanup()
+        return target
 
 
-def put(place: Path, folder: Path, notebook: str) -> Path:
-    """Put a run in place, by one rename; returns where it is then."""
-    target = folder / notebook / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    target.parent.mkdir(exist_ok=True)
-    return place.rename(target)
+def number(run: Path) -> int:
+    """Of the folder of a run; runs of earlier versions have moments for names."""
+    return int(re.sub(r"\D", "", run.name) or 0)
 
 
 def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
@@ -159,28 +195,33 @@ Loaded = tuple[ResultFile, Table]
 
 
 def paths(folder: Path, notebook: str = "[0-9][0-9]_*") -> list[Path]:
-    """The result files of all runs of a notebook, the newest first: the names of their folders are moments."""
-    return sorted(Path(folder).glob(f"{notebook}/*/{RESULT}"), key=lambda path: path.parent.name, reverse=True)
+    """The result files of all runs of a notebook, the newest first."""
+    return sorted(Path(folder).glob(f"{notebook}/*/{RESULT}"), key=lambda path: number(path.parent), reverse=True)
+
+
+def readable(folder: Path, notebook: str) -> Iterator[tuple[Path, ResultFile]]:
+    """The runs of a notebook that can be read, the newest first; of the others `runs_of` has a line."""
+    for path in paths(folder, notebook):
+        with suppress(GnnlabError):
+            yield path, read(path)
 
 
 def newest(folder: Path, notebook: str) -> tuple[Path | None, Path | None]:
     """The result file of the newest run that passed or skipped itself, and that of the newest that failed since."""
     failed = None
-    for path in paths(folder, notebook):
-        try:
-            if read(path).status in (Status.PASSED, Status.SKIPPED):
-                return path, failed
-            failed = failed or path
-        except GnnlabError:
-            continue  # `runs_of` says so
+    for path, result in readable(folder, notebook):
+        if result.status in GOOD:
+            return path, failed
+        failed = failed or path
     return None, failed
 
 
 def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, list[Loaded]], list[str]]:
     """The runs of each notebook that count, and a line for each that cannot be read.
 
-    The newest comes first, then the earlier ones in their order, as far as they were made from the same as the newest:
-    parameters, code, inputs, versions, machine. Those that failed do not count.
+    The newest comes first, then the earlier ones in their order, as far as they were made as it was: with the same
+    parameters, code, input files and versions, on the same machine with as many cores and threads. Those that failed do
+    not count.
     """
     by_notebook: dict[str, list[Loaded]] = {}
     problems: list[str] = []
@@ -188,17 +229,21 @@ def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, lis
         try:
             result = read(path)
             runs = by_notebook.setdefault(path.parent.parent.name, [])
-            passed = result.status in (Status.PASSED, Status.SKIPPED)
-            same = all(
-                (other.fingerprint, other.parameters) == (result.fingerprint, result.parameters)
-                and other.run != result.run
-                for other, _ in runs
-            )
-            if passed and same:
+            alike = all(made_as(other) == made_as(result) and other.run != result.run for other, _ in runs)
+            if result.status in GOOD and alike:
                 runs.append((result, table_of(path, result)))
         except GnnlabError as error:
             problems.append(str(error))
     return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(by_notebook.items()) if runs}, problems
+
+
+def made_as(result: ResultFile) -> list[Any]:
+    """What decides over the numbers of a run; what it did not record is None."""
+    seen = result.environment
+    cpu = seen.get("cpu") or {}
+    machine = [cpu.get(name) for name in ("model", "cores", "logical", "usable", "quota")]
+    others = [seen.get(name) for name in ("threads", "omp_num_threads", "devices", "python", "versions")]
+    return [result.parameters, result.made_from or seen.get("commit"), *machine, *others]
 
 
 if __name__ == "__main__":

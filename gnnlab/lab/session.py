@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,15 +26,15 @@ from typing import Any
 import pandas as pd
 from IPython import get_ipython
 from IPython.display import HTML, Image, Markdown, display
+from tqdm.auto import tqdm
 
 from gnnlab import machine
-from gnnlab.errors import GnnlabError
+from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import CONTROL
-from gnnlab.progress import progress
 from gnnswap.errors import one_line
 
-from . import advice, discovery, ledger, parameters, plot_style, provenance, report, results
+from . import discovery, ledger, parameters, plot_style, provenance, ratios, report, results
 from . import table as tables
 from .results import END, PLACE, FigureRecord, ResultFile, Status
 from .study import Study, headed
@@ -60,11 +60,11 @@ class Lab:
         base = discovery.root()
         declared = parameters.declared(base / "notebooks" / f"{notebook}.ipynb")
         values = parameters.from_namespace(namespace, declared)
-        self.yours = advice.yours(values, declared)
+        self.yours = report.own(values, declared)
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
         pd.set_option("display.float_format", number)  # three digits, thousands separated
         self.notebook = notebook
-        self.folder = base / values["output_dir"]
+        self.folder = discovery.output_folder(base, values["output_dir"])
         self._earlier = [self.folder, base / discovery.QUICK] if self.folder == base / discovery.LAB else [self.folder]
         results.claim(self.folder)
         self.parameters = SimpleNamespace(**values)
@@ -73,9 +73,8 @@ class Lab:
         self.table = Table()
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
-        own = {"dir": self.folder, "prefix": ".run-", "ignore_cleanup_errors": True}
-        self._own = None if PLACE in os.environ else tempfile.TemporaryDirectory(**own)
-        self._place = Path(self._own.name if self._own else os.environ[PLACE])  # the folder that this run fills
+        self._own = None if PLACE in os.environ else results.Place(self.folder)
+        self._place = self._own.path if self._own else Path(os.environ[PLACE])  # the folder that this run fills
         display(HTML(report.environment_card(self.environment)))
         if self._own and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
@@ -118,15 +117,14 @@ class Lab:
         names, baseline = [key] if isinstance(key, str) else list(key), next(iter(forms))
         if purpose:
             self.purposes[study] = purpose
-        with progress(f"cells of {study}", len(over)) as step:
-            for label, inputs in over.items():
-                keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
-                for form, raced in race_forms(forms, inputs, budget_s=budget_s, device=device, **options).items():
-                    name = baseline if form == CONTROL else form
-                    own = row_of(forms[name]) | (of_form or {}).get(name, {})
-                    asked = {"study": study, "keys": keys, "form": form, "device": raced.device, "precision": precision}
-                    self._put_raced(raced, baseline, asked, own)
-                step(", ".join(map(str, keys.values())))
+        unseen = PLACE in os.environ or None  # None: shown in a terminal and in JupyterLab
+        for label, inputs in tqdm(over.items(), f"cells of {study}", leave=False, disable=unseen):
+            keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
+            for form, raced in race_forms(forms, inputs, budget_s=budget_s, device=device, **options).items():
+                name = baseline if form == CONTROL else form
+                own = row_of(forms[name]) | (of_form or {}).get(name, {})
+                asked = {"study": study, "keys": keys, "form": form, "device": raced.device, "precision": precision}
+                self._put_raced(raced, baseline, asked, own)
         return self.study(study)
 
     def _put_raced(self, raced: Any, baseline: str, asked: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -187,6 +185,14 @@ class Lab:
             named = {n: v for n, v in given.items() if n in known and not (pd.api.types.is_scalar(v) and pd.isna(v))}
             self._put(**{**constant, **named, "study": study, "keys": {name: given[name] for name in keys}})
         return self.study(study)
+
+    def summarize(self, study: str, form: str, **keys: Any) -> None:
+        """Record what the cells of a form come to as a row of `<study>_summary`, with `keys` as `ratios.summary` takes
+        them: `how` ("worst", "not slower", "median", "mean", "share"), `over`, `within`, `cluster`, `cells`."""
+        try:
+            self.table.put(ratios.summarized(self.table, study, form, **keys))
+        except Untestable as reason:
+            self.unavailable(study + ratios.SUMMARY, form, str(reason), keys=keys)
 
     def _put(self, samples: Sequence[float] | None = None, **fields: Any) -> None:
         """Add a row; where it has samples, its value, interval and n follow from them."""
@@ -275,20 +281,24 @@ class Lab:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
-        """Write what this run measured, and put it in place; returns the result file. Raises `GnnlabError` when the
-        disk refuses."""
+        """Write what this run measured, and put it in place; returns the result file. In JupyterLab or by papermill
+        alone it says how to get the report. Raises `GnnlabError` when the disk refuses.
+        """
         path = self._place / results.RESULT
         results.write(path, self._result(status, reason), self.table)
         if self._own is None:  # the runner puts it in place, when all cells have run
             return path
-        fresh = shutil.copytree(self._place, self._place.with_suffix(".new"))  # later cells may add to what is there
-        return results.put(fresh, self.folder, self.notebook) / results.RESULT
+        fresh = results.Place(self.folder)  # later cells may add to what is there
+        shutil.copytree(self._place, fresh.path, dirs_exist_ok=True)
+        where = shlex.quote(self.parameters.output_dir)
+        self.say(f"The report of this run, in a terminal in the repository: `gnnlab report {where}`")
+        return fresh.put(self.notebook) / results.RESULT
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
         return self.begun.ended(
             status,
             reason,
-            fingerprint={"run": self.begun.run},  # is no sample of another run; `gnnlab run` writes its own
+            made_from=self.begun.run,  # alike to no other, as cells may have been changed; `gnnlab run` knows better
             environment=self.environment | {"finished": provenance.state()},
             figures=self.figures,
             purposes=self.purposes,
@@ -324,7 +334,6 @@ class Lab:
     def need(self, notebook: str) -> ResultFile:
         """The result of another notebook; where it is missing, one line says which to run first."""
         for folder in self._earlier:
-            for place in folder.glob(f"{notebook}_*/"):
-                if path := results.newest(folder, place.name)[0]:
-                    return results.read(path)
+            if path := results.newest(folder, f"{notebook}_*")[0]:
+                return results.read(path)
         raise GnnlabError(f"needs the results of notebook {notebook}: run it first with gnnlab run {notebook}")

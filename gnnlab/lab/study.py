@@ -11,7 +11,6 @@ times.scatter(x="measured", y="predicted")             # two forms of the same c
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from matplotlib.figure import Figure
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import CONTROL, Estimate
 
-from . import advice, plots, text
+from . import plots, text
 from .plot_style import MAX_SERIES
 from .table import FIELDS, Origin, Row, fits, over_baseline
 
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 
 LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
 STATISTICS = {"p95": "95th percentile"}  # those that a title names
+SAME = 1e-4  # largest relative error of a form that computes the same as its baseline
+ANSWER_KNOWN = " is known"  # a note that ends so: the form was timed on cached answers alone
+LONG_TEXT = 24  # characters of a sentence that a table says once
 WORST_FIRST = ("failed", "timeout", "unavailable", "ok")
 
 
@@ -41,7 +43,12 @@ class Study:
     """
 
     def __init__(
-        self, name: str, rows: Iterable[Row], lab: Lab, selected: Mapping[str, Any] | None = None, label: str = ""
+        self,
+        name: str,
+        rows: Iterable[Row],
+        lab: Lab | None = None,
+        selected: Mapping[str, Any] | None = None,
+        label: str = "",
     ) -> None:
         self.name, self.rows, self._lab = name, list(rows), lab
         self._selected, self._label = dict(selected or {}), label
@@ -89,10 +96,9 @@ class Study:
     @property
     def title(self) -> str:
         """The name for a reader, and what `only` selected: "Gat layer, size 58/776"."""
-        selected = [
-            f"{text.plain(name)} {text.words_of(wanted)}" for name, wanted in self._selected.items() if name != "status"
-        ]
-        return ", ".join([self.label[:1].upper() + self.label[1:], *selected])
+        chosen = {text.plain(name): wanted for name, wanted in self._selected.items() if name != "status"}
+        selected = "".join(f", {name} {text.words_of(wanted)}" for name, wanted in chosen.items())
+        return f"{self.label[:1].upper()}{self.label[1:]}{selected}"
 
     # ---- what the rows say ------------------------------------------------------------------------------------------
 
@@ -100,41 +106,57 @@ class Study:
         """Each form over the baseline, the geometric mean over the cells in which it ran."""
         return over_baseline(self.rows)
 
+    def fastest(self) -> tuple[str, str, Estimate] | None:
+        """The form that is measurably faster than its baseline by most, that baseline, and the gain (the geometric mean
+        over cells). None where no form is.
+
+        Only forms count that ran in every cell and compute the same (`SAME`), by more than looking up a known answer.
+        """
+        equal = [row for row in self._raced() if (row.parity_error or 0.0) <= SAME]
+        equal = [row for row in equal if not any(note.endswith(ANSWER_KNOWN) for note in row.notes)]
+        found = []
+        for base in dict.fromkeys(row.baseline for row in equal):
+            gains = over_baseline([row for row in equal if row.baseline == base], everywhere=True)
+            found += [(form, base, gain) for form, gain in gains.items() if gain.low is not None and gain.low > 1]
+        return max(found, key=lambda one: one[2].value, default=None)
+
     def finding(self) -> str:
-        """What the rows say, in one sentence."""
-        rows = [row for row in self.rows if row.form != CONTROL and row.ratio is not None]
-        if not rows:
+        """What the rows say, in one sentence: "GAT layer: gnnlab is 4.8× (4.1 to 5.4×) as fast as PyG"."""
+        raced = self._raced()
+        if not raced:
             return self._range()
-        base, cells = rows[0].baseline, max(Counter(row.form for row in rows).values())
-        computed = [row for row in rows if not advice.answer_known(row)]
-        equal = [row for row in computed if row.parity_error is None or row.parity_error <= advice.SAME]
-        everywhere = over_baseline(equal, everywhere=True)
-        faster = {form: gain for form, gain in everywhere.items() if gain.low is not None and gain.low > 1}
-        where = f", geometric mean of {cells} cases" if cells > 1 else ""
-        where += ", cached answers aside" * (len(computed) < len(rows))
-        if not faster:
-            form = "form" if len(equal) == len(computed) else "form that computes the same"
-            return f"{self.title}: no {form} is measurably faster than {base}{where}"
-        best = max(faster, key=lambda form: faster[form].value)
-        return f"{self.title}: {best} is {faster[best].value:.3g} times as fast as {base}{where}"
+        better = "small" if raced[0].unit.endswith("B") else "fast"
+        if (best := self.fastest()) is None:
+            than = f"measurably {better}er than {raced[0].baseline}"
+            return f"{self.title}: nothing that computes the same is {than}"
+        form, base, gain = best
+        value, interval = text.with_unit(gain, "x")
+        cases = sum((row.form, row.baseline) == (form, base) for row in raced)
+        mean = f", geometric mean of {cases} cases" if cases > 1 else ""
+        return f"{self.title}: {form} is {value} ({interval}) as {better} as {base}{mean}"
+
+    def _raced(self) -> list[Row]:
+        """The rows over a baseline, without the control."""
+        return [row for row in self._valued if row.form != CONTROL and row.ratio is not None]
 
     def _range(self) -> str:
-        """The least and the largest value, for rows that are no race; of measured ones where there are any."""
+        """The least and the largest value, of measured rows where there are any; of shares the largest alone."""
         measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.form != CONTROL]
         rows = sorted(measured or self._valued, key=lambda row: row.value)
         if not rows:
             return f"{self.title}: nothing was measured"
         if len(units := dict.fromkeys(row.unit for row in rows)) > 1:
             return f"{self.title}: {len(rows)} numbers in {' and '.join(units)}"
-        factor, unit = text.shown_as(rows[0].unit)
-        title = f"{self.title}, {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else self.title
-        unit = "×" if unit == "x" else "" if text.axis_label(title.lower(), unit) == title.lower() else f" {unit}"
-        several, ends = len({row.form for row in rows}) > 1, []
+        unit, several, ends = rows[0].unit, len({row.form for row in rows}) > 1, []
+        unit = "count" if self.label.endswith(f" {unit}") else unit  # the title says it
         for row in (rows[0], rows[-1]):
             cell = text.cell_name(row.keys, self.keys)
             name = ", ".join(dict.fromkeys(filter(None, [cell, row.form if several or not cell else ""])))
-            ends.append(f"{text.format_value(float(f'{row.value * factor:.3g}'))}{unit} ({name})")
-        return f"{title}: {ends[0]}" if len(rows) == 1 else f"{title}: from {ends[0]} to {ends[1]}"
+            value = text.size(row.value) if unit == "MiB" else text.with_unit(row.estimate, unit)[0]
+            ends.append(f"{value} ({name})")
+        statistic = f", {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else ""
+        said = ends[0] if len(rows) == 1 else f"up to {ends[1]}" if "share" in units else f"from {' to '.join(ends)}"
+        return f"{self.title}{statistic}: {said}"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
@@ -207,8 +229,8 @@ class Study:
             self._lab.say(f"{self.title}: nothing was measured.")
             return
         self._need(row, column)
-        order = compared["status"].map(WORST_FIRST.index)
-        worst = compared.loc[order.sort_values(kind="stable").index].drop_duplicates([row, column]).sort_index()
+        worst = compared.sort_values("status", key=lambda names: names.map(WORST_FIRST.index), kind="stable")
+        worst = worst.drop_duplicates([row, column]).sort_index()
         statuses = worst["status"].value_counts()
         counts = ", ".join(f"{statuses[status]} {status}" for status in WORST_FIRST[::-1] if status in statuses)
         title = f"{self.title}: of {len(worst)} pairs of {text.plain(row)} and {text.plain(column)}, {counts}"
@@ -240,7 +262,11 @@ class Study:
             frame = _paired(frame, x, y, factor)
             if frame.empty:
                 return self._lab.say(f"{self.title}: {x} and {y} have no case in common.")
-            title, line = f"{self.title}: {_off(frame, x, y, unit)}", ", with the line of equality"
+            off = (frame[y] - frame[x]).abs() if unit == "%" else 100 * (frame[y] / frame[x] - 1).abs()
+            far = "percentage points" if unit == "%" else "%"
+            middle, most = (f"{text.number(value)} {far}" for value in (off.median(), off.max()))
+            title = f"{self.title}: {text.plain(y)} is off {text.plain(x)} by {middle} in the median, {most} at most"
+            line = f", {len(off)} cases with the line of equality"
             labels = {name: text.axis_label(text.plain(name), unit) for name in (x, y)}
         else:
             self._need(x, y, numbers=True)
@@ -287,35 +313,36 @@ class Study:
         return frame.assign(value=numbers[:, 0], low=numbers[:, 1], high=numbers[:, 2]), label, unit
 
     def _remarks(self) -> list[str]:
-        """Each form over all cells, what the A/A control shows, and what has no number."""
-        gains = self.over_baseline()
-        control = gains.pop(CONTROL, None)
+        """Each form over all cells, the A/A control last, and what has no number."""
         lines = []
-        for form, gain in gains.items():
-            error = max(row.parity_error or 0.0 for row in self.rows if row.form == form and row.ratio is not None)
-            lines.append(f"- {form}: {text.gain_text(gain)}, {text.error_text(error)}")
+        for form, gain in sorted(self.over_baseline().items(), key=lambda pair: pair[0] == CONTROL):
+            rows = [row for row in self._valued if row.form == form and row.ratio is not None]
+            if form == CONTROL:
+                lines.append(f"- {rows[0].baseline} against itself (A/A): {text.gain_text(gain)}")
+            else:
+                error = text.error_text(max(row.parity_error or 0.0 for row in rows))
+                lines.append(f"- {form}: {text.gain_text(gain)}, {error}")
         for form, reason in self.failed.items():
-            rows = [row for row in self.rows if row.form == form]
-            lost = sum(row.status != "ok" for row in rows)
-            lines.append(f"- {form}: not timed in {lost} of {len(rows)} cases: {reason}")
-        if control is not None:
-            lines.append(self._control_text(control))
+            statuses = [row.status != "ok" for row in self.rows if row.form == form]
+            lines.append(f"- {form}: not timed in {sum(statuses)} of {len(statuses)} cases: {reason}")
         return lines
-
-    def _control_text(self, control: Estimate) -> str:
-        """What a form timed against itself shows, and of several cells the one that is farthest from 1."""
-        rows = [row for row in self._valued if row.form == CONTROL and row.ratio is not None]
-        line = f"- {rows[0].baseline} against itself (A/A): {text.gain_text(control)}"
-        if len(rows) == 1:
-            return line
-        worst = max(rows, key=lambda row: max(row.ratio, 1 / row.ratio))
-        return f"{line}; farthest from 1 in one case: {worst.ratio:.3g} ({text.cell_name(worst.keys, self.keys)})"
 
     # ---- tables -----------------------------------------------------------------------------------------------------
 
     def table(self, *columns: str) -> None:
-        """Show the rows: keys, form, value with its interval, ratio, error; `columns` are further fields."""
-        display(self.tabulated(*columns))
+        """Show the rows: keys, form, value with its interval, ratio, error; `columns` are further fields.
+
+        A sentence of several rows stands below the table, once.
+        """
+        frame, below = self.tabulated(*columns), []
+        for name in frame.columns.intersection(["why", "notes"]):
+            counts = frame[name].value_counts()
+            for sentence in counts[(counts > 2) & (counts.index.str.len() > LONG_TEXT)].index:
+                below.append(f"({len(below) + 1}) {sentence}")
+                frame[name] = frame[name].replace(sentence, f"({len(below)})")
+        display(frame)
+        if below:
+            self._lab.say(*below)
 
     def tabulated(self, *columns: str) -> pd.DataFrame:
         """The frame that `table` shows."""
@@ -380,15 +407,6 @@ def _paired(frame: pd.DataFrame, x: str, y: str, factor: float) -> pd.DataFrame:
         side[["value", "low", "high"]] *= factor
         sides.append(side.rename(columns={"value": name, "low": f"{name}_low", "high": f"{name}_high"}))
     return sides[0].drop(columns="origin").merge(sides[1], on=keys)
-
-
-def _off(frame: pd.DataFrame, x: str, y: str, unit: str) -> str:
-    """How far form `y` is off form `x`, in the median of the cells and at most."""
-    off = (frame[y] - frame[x]).abs() if unit == "%" else 100 * (frame[y] / frame[x] - 1).abs()
-    far = "percentage points" if unit == "%" else "%"
-    middle, most = (text.number(float(f"{value:.2g}")) for value in (off.median(), off.max()))
-    how_far = f"{middle} {far} in the median of {len(off)} cases, {most} {far} at most"
-    return f"{text.plain(y)} is off {text.plain(x)} by {how_far}"
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:

@@ -1,4 +1,8 @@
-"""How a reader sees numbers and names: digits worth their interval, ranges, units, what keys and columns are called."""
+"""How a reader sees numbers and names: digits worth their interval, ranges, units, what keys and columns are called.
+
+A number without an interval is shown by `number`, one with an interval by `digits`, in figures, tables and sentences
+alike: so one number reads the same everywhere on a page.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,21 @@ from typing import Any
 from gnnlab.measure.estimates import Estimate
 
 Bounds = tuple[float | None, float | None]
+SIZES_MIB = {"GiB": 2**10, "MiB": 1, "KiB": 2**-10, "B": 2**-20}
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
-def format_value(value: float) -> str:
-    """Integers in full with thousands separators, everything else to four digits."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
-
-
 def number(value: float) -> str:
-    """On axes and bars: three digits, thousands separated, no exponent between 0.001 and 1e9."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    return f"{value:,.0f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}"
+    """Integers in full with thousands separators, else three digits, without an exponent between 0.001 and 1e9."""
+    whole = abs(value) < 1e9 and (abs(value) >= 100 or float(value).is_integer())
+    return f"{value + 0.0:,.0f}" if whole else f"{value:.3g}"  # no "-0"
+
+
+def size(mib: float) -> str:
+    """MiB in the unit that suits them: "4 B", "15.2 KiB", "214 MiB"."""
+    unit = next((unit for unit, least in SIZES_MIB.items() if mib >= least), "B")
+    return f"{number(mib / SIZES_MIB[unit])} {unit}"
 
 
 def digits(value: float, low: float | None, high: float | None) -> str:
@@ -31,7 +36,7 @@ def digits(value: float, low: float | None, high: float | None) -> str:
     The end nearer to 0 keeps two digits, so that a wide interval does not seem to reach 0.
     """
     if low is None or high is None or low == high:
-        return format_value(value)
+        return number(value)
     half, nearer = (high - low) / 2, min(abs(low), abs(high))
     places = -math.floor(math.log10(half)) + (half / 10 ** math.floor(math.log10(half)) < 2)
     if nearer > half / 200:
@@ -59,7 +64,7 @@ def claimed_text(bounds: Bounds | None, unit: str) -> str:
     if bounds is None:
         return "some gain"
     factor, suffix = _suffix(unit)
-    low, high = (None if end is None else format_value(end * factor) for end in bounds)
+    low, high = (None if end is None else number(end * factor) for end in bounds)
     if low is None or high is None:
         return (f"at least {low}" if high is None else f"at most {high}") + suffix
     return (low if low == high else f"{low} to {high}") + suffix
@@ -84,16 +89,16 @@ def _parts(estimate: Estimate, factor: float) -> tuple[str, str]:
 
 
 def error_text(error: float) -> str:
-    """ "largest relative error 2.3e-07", or that there was none in what was compared, which may be a loss alone."""
-    return f"largest relative error {error:.1e}" if error else "no difference in what was compared"
+    """ "largest relative error 2.3e-07", or that what was compared, which may be a loss alone, is equal."""
+    return f"largest relative error {error:.1e}" if error else "equal where compared"
 
 
 def gain_text(gain: Estimate) -> str:
-    """ "2.31 (2.25 to 2.37) times as fast", or that no difference was seen."""
+    """ "2.31 (2.25 to 2.37) times as fast", and what that leaves open: no difference seen, too few rounds."""
+    text = f"{estimate_text(gain)} times as fast"
     if gain.low is None:
-        return f"{gain.value:.3g} times as fast, of {gain.n} rounds, too few for an interval"
-    text = estimate_text(gain)
-    return f"no difference seen, {text}" if gain.low <= 1 <= gain.high else f"{text} times as fast"
+        return f"{text}, of {gain.n} rounds, too few for an interval"
+    return f"{text}, no difference seen" if gain.low <= 1 <= gain.high else text
 
 
 def duration(seconds: float) -> str:

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError, ParityError
-from gnnlab.worker import Worker
 from gnnswap.cost import peak_memory
 
 from . import estimates, timing

@@ -11,7 +11,7 @@ Tolerance: `gnnswap.parity` with a `truth`, the user's own model in float64 wher
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,6 +62,7 @@ class UserModel:
     batch: Any
     train: bool
     given: bool = False
+    read: Sequence[str] = ()  # a line each: the graph or the inputs, and the model
 
 
 def load(spec: str, graph: str, train: bool, device: str | None = None) -> UserModel:
@@ -82,7 +83,7 @@ def load(spec: str, graph: str, train: bool, device: str | None = None) -> UserM
     made = made if device is None else made.to(device)
     context = ProfilingContext(made.model.train(train), disable_dropout=train, eval_mode=not train)
     context.__enter__()  # never left: the process is this model's alone
-    return UserModel(spec, made.graph, made.model, made.batch, train, graph.startswith(models.INPUTS))
+    return UserModel(spec, made.graph, made.model, made.batch, train, graph.startswith(models.INPUTS), made.read)
 
 
 def _no_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from gnnlab import machine, user_code
+from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError
 from gnnlab.measure import versus as race
 from gnnlab.measure.conditions import Conditions, products
@@ -35,7 +36,6 @@ from gnnlab.measure.versus import Made, Versus
 from gnnlab.optimize import equivalence, steps
 from gnnlab.optimize.equivalence import UserModel
 from gnnlab.optimize.steps import STEPS
-from gnnlab.worker import Worker
 from gnnswap.equivalence import copied
 from gnnswap.errors import one_line
 from gnnswap.inputs import call, tensors_in
@@ -106,7 +106,6 @@ def optimize(
     Raises:
         GnnlabError: in one line, whatever is wrong with the model or the graph, or two processes.
     """
-    user_code.require(spec)  # before processes are started
     race.require_processes(processes)
     began, of = time.monotonic(), (spec, graph, train, device)
     with Worker(keep_memory=False) as prover:
@@ -114,6 +113,7 @@ def optimize(
         names = [name for name in steps.tried(train) if only is None or name in only]
         answer = _ask(prover, of, "examine", names=names)
         seen = answer.get(spec if answer.lost else "")
+        tell("\n".join(seen["facts"]["read"]))
         seen["facts"]["busy"] = machine.busy(machine.at_work())
         report = OptimizeReport(*of, (), None, (), seen["inapplicable"], seen["facts"], {}, 0.0)
         racing = {"processes": processes, "seconds": seconds, "tell": tell, "limit_s": LIMIT_S}
@@ -188,6 +188,7 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
     with stopwatch(device=device_of(user.model, user.batch)) as took:
         _step(user.model, user)
     facts = {
+        "read": user.read,
         "nodes": user.data.num_nodes,
         "edges": user.data.num_edges,
         "threads": torch.get_num_threads(),

@@ -16,9 +16,10 @@ own rows are exact.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ from gnnlab.planning.plans import Block, Plan
 from gnnlab.planning.steps import SEGMENTS, block_of, spans_of, whole_until, window
 from gnnlab.planning.unit_processes import UnitProcesses, tell, wait_for
 from gnnlab.units import registry
-from gnnlab.worker_process import pin
 from gnnlab.workloads.staged import NODES, StagedLayer
 from gnnswap.errors import one_line
 
@@ -102,6 +102,16 @@ def _close(key: str) -> None:
     for part in _opened.pop(key, (None, []))[1]:
         for call in part.calls:
             call.close()
+
+
+def pin(core: int) -> None:
+    """Keep every thread of the process on one core, where the system can do that."""
+    if hasattr(os, "sched_setaffinity"):  # threads that are there already have an affinity of their own
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), {core})
+    elif hasattr(psutil.Process, "cpu_affinity"):
+        psutil.Process().cpu_affinity([core])
 
 
 def _stream(key: str, numbers: Sequence[int]) -> list[tuple[float, float]]:

@@ -19,9 +19,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from gnnlab.child import describe_exit, end_with_parent, worker_environment
 from gnnlab.errors import GnnlabError
-from gnnlab.worker import describe_exit, worker_environment
-from gnnlab.worker_process import end_with_parent
 from gnnswap.errors import one_line
 
 TIMEOUT_S = 600.0  # models compile on a busy machine, and streams of large graphs take their time

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 from torch import nn
+from tqdm import tqdm
 
 from gnnlab.measure.estimates import CONFIDENCE, PREDICTION_95
 from gnnlab.measure.restore import ProfilingContext
 from gnnlab.measure.tensors import device_of
-from gnnlab.progress import progress
 
 from .memory import get_memory_breakdown
 from .operators import profile_operators
@@ -158,10 +158,8 @@ def sweeps(
         workload = build("random:seed=42," + ",".join(f"{name}={size}" for name, size in graph.items()), **changed)
         return workload.model, workload.batch
 
-    with progress(f"sweeps of {label}", len(varied)) as step:
-        for parameter, values in varied.items():
-            results[label, parameter] = sweep(parameter, values, partial(at, parameter), **options)
-            step(parameter)
+    for parameter, values in tqdm(varied.items(), f"sweeps of {label}", leave=False, disable=None):
+        results[label, parameter] = sweep(parameter, values, partial(at, parameter), **options)
     return results
 
 

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from gnnlab.child import end_with_parent
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.serving.settings import ServiceSettings, configure, environment
-from gnnlab.worker_process import end_with_parent
 
 if TYPE_CHECKING:
     from gnnlab.serving.app import App
 
 START_S, STOP_S, KEEP_ALIVE_S = 120.0, 30, 30
 PARENT = "GNNLAB_PARENT"  # the process that a child ends with
-UVICORN = "import uvicorn; from gnnlab.worker_process import end_with_parent; end_with_parent(); uvicorn.main()"
+UVICORN = "import uvicorn; from gnnlab.child import end_with_parent; end_with_parent(); uvicorn.main()"
 
 
 def serve(settings: ServiceSettings) -> int:

@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from gnnlab import user_code
+from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError
 from gnnlab.units import onnxruntime_units
 from gnnlab.units.openvino_units import OpenVINOUnit
 from gnnlab.units.simulated import GPU, NPU, SCATTERS, SimulatedUnit
 from gnnlab.units.torch_units import CompiledUnit, FastUnit, TorchUnit
 from gnnlab.units.unit import Availability, Unit
-from gnnlab.worker import Worker
 
 _CPU = ("float32", "bfloat16")
 PROBE_S = 120  # a first torch.compile takes long
@@ -77,7 +77,7 @@ def tried(names: Iterable[str]) -> dict[str, Unit]:
     """
     names = list(names)
     with Worker() as worker:
-        for name in (name for name in names if name not in all_units() and user_code.is_there(name)):
+        for name in (name for name in names if name not in all_units()):
             answer = worker.call(f"{__name__}:name_of", {"name": name}, timeout_s=PROBE_S)
             if answer.lost:
                 answer.get(of=f"unit {name}")

@@ -1,158 +1,308 @@
-"""A user's own graph: a PyG `Data` as `.pt`, `.npz`, `.graphml`, or an edge list as `.csv` or `.tsv`.
+"""A user's own graph from a file: `.pt`, `.npz`, `.graphml`, `.mtx`, or an edge list (`edge_lists`).
 
-Files are taken as they are: an edge list row is one directed edge, nothing is made symmetric, binary or normalized.
-Of a pickle in a file only tensors and PyG's own data classes are read. What a file holds is judged by the library that
-reads it, and by `graphs.checked`.
+Files are taken as they are: nothing is made symmetric, binary or normalized. Of a pickle in a file only tensors, arrays
+and PyG's own data classes are read. What a file holds is judged by the library that reads it, and by `graphs.checked`;
+what was left out stands in the graph's `_notes`.
 """
 
 from __future__ import annotations
 
+import collections
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.io
+import scipy.sparse
 import torch
-from scipy.sparse import csr_array
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
-from torch_geometric.utils import from_scipy_sparse_matrix
+from torch_geometric.data.separate import separate
+from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from gnnlab.errors import GnnlabError
+from gnnlab.workloads import edge_lists
 from gnnswap.errors import quoted
 
-NAMES = {"src": "source", "from": "source", "dst": "target", "to": "target"}  # of columns, beside our own
-COLUMNS = ["source", "target", "weight"]
-# parts of PyG's data objects that it does not name as safe to load, beside the objects themselves
-OF_PYG = [DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
-
-
-def read_edge_list(path: Path) -> Data:
-    """One directed edge a row: source, target and perhaps a weight; a header (source,target[,weight]) may lead.
-
-    Numbers in columns of any other name in the header are features of the edge, `edge_attr` in the order of the file.
-    Integer names are numbered in ascending order, so that 0..N-1 stay what they are; other names as they appear.
-    """
-    separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    rows = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    rows = rows.apply(lambda column: column.str.strip())
-    header = [NAMES.get(name.lower(), name.lower()) for name in rows.iloc[0]]
-    integers = rows.iloc[:, :2].apply(lambda column: column.str.fullmatch(r"[0-9]{1,18}")).all(axis=1)
-    if {"source", "target"} <= set(header):
-        rows = rows.iloc[1:].set_axis(header, axis=1)
-    elif len(rows) > 1 and not integers.iloc[0] and integers.iloc[1:].all():  # names above integers are no edge
-        raise GnnlabError(f"the header {quoted(','.join(rows.iloc[0]))} is not understood")
-    else:
-        rows = rows.set_axis(COLUMNS[: rows.shape[1]], axis=1)
-    if rows.empty or not rows.columns.is_unique:
-        raise GnnlabError(f"{len(rows)} edges of the columns {quoted(','.join(rows))}")
-    names = pd.concat([rows["source"], rows["target"]]).fillna("")
-    if names.str.fullmatch("|-[0-9]+").any():
-        raise GnnlabError("the name of a node is empty or a negative number")
-    numbered = bool(names.str.fullmatch(r"[0-9]{1,18}").all())
-    codes, nodes = pd.factorize(names.astype("int64") if numbered else names, sort=numbered)
-    data = Data(edge_index=torch.from_numpy(codes.astype(np.int64).reshape(2, -1)), num_nodes=len(nodes))
-    features = [name for name in rows if name not in COLUMNS]
-    for field, columns in (("edge_weight", rows.filter(["weight"])), ("edge_attr", rows[features])):
-        if not columns.empty:
-            data[field] = torch.tensor(columns.apply(pd.to_numeric).to_numpy(dtype=np.float64))
-    return data
+# what PyG's data objects and numpy's arrays hold beside the classes that torch and PyG name as safe to load
+SAFE = [
+    *(DataEdgeAttr, DataTensorAttr, AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage),
+    *(
+        np.ndarray,
+        np.dtype,
+        *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"},
+    ),
+    *((np._core.multiarray._reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+]
+# fields of a Data, and the names that people give them in files, without case
+FIELDS = {
+    "edge_index": "edge_index edges edge_list",
+    "x": "x features feature feat feats node_feat node_feats node_features attr attr_matrix",
+    "y": "y labels label node_label node_labels target targets",
+    "edge_weight": "edge_weight edge_weights weights weight",
+    "edge_attr": "edge_attr edge_attrs edge_feat edge_feats edge_features",
+    "num_nodes": "num_nodes n_nodes",
+}
+FIELD_OF = {name: field for field, names in FIELDS.items() for name in names.split()}
+DRAWING = ("x", "y", "z", "size", "r", "g", "b", "a", "alpha")  # what Gephi writes of its drawing
+MOST_BYTES = 2e9  # of sparse features that are made dense
 
 
 def read_graphml(path: Path) -> Data:
     """Nodes in the order of the file; an undirected graph gets each edge in both directions.
 
-    Numeric node attributes become features in alphabetical order, except `y` or `label`, which become `y`; the edge
-    attribute `weight` becomes `edge_weight`. Text attributes and other edge attributes are left out.
+    Numeric node attributes become features in alphabetical order, except `label` or `y`, which become `y`; the edge
+    attribute `weight` becomes `edge_weight`. Text, other edge attributes and the drawing (x, y, size, r, g, b) are left
+    out. A default of the file stands where a node or an edge says nothing.
     """
     import networkx  # a quarter of a second, and only needed here
 
+    if (several := path.read_bytes().count(b"<graph ")) > 1:
+        raise GnnlabError(f"{several} graphs in one file; write each to a file of its own")
     graph = networkx.read_graphml(path).to_directed()
     number = {name: place for place, name in enumerate(graph)}
     edges = [(number[source], number[target]) for source, target in graph.edges()]
     data = Data(edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=len(graph))
-    weights = [weight for *_, weight in graph.edges(data="weight")]
-    if any(weight is not None for weight in weights):
-        data.edge_weight = torch.tensor(weights)
-    nodes = pd.DataFrame([attributes for _, attributes in graph.nodes(data=True)]).select_dtypes(["number", "bool"])
-    if nodes.isna().any(axis=None):
-        raise GnnlabError("some nodes lack a number that others have, or it is nan")
-    label = next((name for name in ("y", "label") if name in nodes), None)
+    defaults = graph.graph.get("edge_default", {})
+    of_edges = pd.DataFrame([defaults | attributes for *_, attributes in graph.edges(data=True)])
+    of_nodes = pd.DataFrame([graph.graph.get("node_default", {}) | own for _, own in graph.nodes(data=True)])
+    unused = [f"{name} of edges" for name in of_edges if name not in ("weight", "id")]
+    if "weight" in of_edges:
+        if of_edges["weight"].isna().any():
+            raise GnnlabError("some edges lack a weight that others have; give each one, or the file a <default>")
+        data.edge_weight = torch.tensor(pd.to_numeric(of_edges["weight"]).to_numpy(dtype=np.float64))
+    columns = {name: column for name, column in of_nodes.items() if not column.map(type).eq(str).any()}
+    missing = [name for name, column in columns.items() if column.isna().any()]
+    if missing:
+        raise GnnlabError(f"some nodes lack a number that others have, or it is nan: {', '.join(missing)}; fill it in")
+    drawn = {"x", "y"} <= columns.keys() and ({"r", "g", "b"} <= columns.keys() or columns["y"].dtype.kind == "f")
+    if drawn:
+        unused.append(f"drawing {', '.join(name for name in DRAWING if columns.pop(name, None) is not None)}")
+    names = sorted(columns, key=lambda name: (name.lower() != "label", name.lower()))
+    label = next((name for name in names if name.lower() in ("label", "y")), None)
     if label:
-        data.y = torch.from_numpy(_labels(nodes.pop(label).to_numpy()))
-    if not nodes.empty:
-        data.x = torch.tensor(nodes[sorted(nodes)].to_numpy(dtype=np.float64))
+        data.y = torch.from_numpy(_labels(columns.pop(label).to_numpy()))
+    if columns:
+        data.x = torch.tensor(np.stack([columns[name].to_numpy(np.float64) for name in sorted(columns)], axis=1))
+    unused += [f"text of {name}" for name in of_nodes if of_nodes[name].map(type).eq(str).any()]
+    how = [f"x of {', '.join(sorted(columns))}"] if columns else []
+    data._notes = {"how": how, "unused": unused, "kind": "named "}
     return data
 
 
 def read_npz(path: Path) -> Data:
-    """`edge_index` (2, E) with arrays named as fields of a PyG `Data` (x, y, edge_attr, edge_weight, ...); or adjacency
-    `adj_*` and features `attr_*` as the four arrays of a CSR matrix, `labels` (N,) or (N, C), and `edge_attr` (E,) or
-    (E, D) in the order of `adj_indices`.
+    """Arrays by the names of `FIELDS`: `edge_index` (2, E), or `edges` (E, 2), and x, y, edge_attr, ... as there are.
 
-    `adj[i, j]` is an edge from i to j; values other than 1 become `edge_weight`. All but the adjacency may be left out.
-    (PyG's own reader makes features binary, edges undirected, and drops weights and self-loops without a word.)
+    Instead of edges a scipy matrix: as `scipy.sparse.save_npz` writes it, or its parts as `adj_data`, `adj_indices`,
+    `adj_indptr`, `adj_shape` (or `adj_matrix.data`, ...); features alike as `attr_...`. `adj[i, j]` is an edge from i
+    to j; values other than 1 become `edge_weight`. (PyG's own reader makes features binary, edges undirected, and drops
+    weights and self-loops without a word.)
     """
     with np.load(path, allow_pickle=False) as archive:
-        if "edge_index" in archive:
-            return Data(**{name: torch.from_numpy(_narrow(array)) for name, array in archive.items()})
-        adjacency = _csr(archive, "adj")
-        features = _csr(archive, "attr").toarray() if "attr_data" in archive else None
-        labels, edge_attr = archive.get("labels"), archive.get("edge_attr")
-    nodes, columns = adjacency.shape
-    if nodes != columns or (labels is not None and len(labels) != nodes):
-        raise GnnlabError(f"adjacency of {nodes} x {columns}, labels of shape {np.shape(labels)}")
-    edge_index, weight = from_scipy_sparse_matrix(adjacency)
-    fields = {"edge_weight": weight.numpy() if (weight != 1).any() else None, "edge_attr": edge_attr, "x": features}
-    fields["y"] = labels if labels is None else _labels(labels)
-    given = {name: torch.from_numpy(array) for name, array in fields.items() if array is not None}
-    return Data(edge_index=edge_index, num_nodes=nodes, **given)
+        if "format" in archive:
+            return _of_matrix(scipy.sparse.load_npz(path), {}, [])
+        return _of_arrays(dict(archive))
 
 
-def read_pt(path: Path) -> Data:
-    """What `torch.save(data, path)` wrote of a PyG `Data`, with all of its fields."""
-    try:
-        with torch.serialization.safe_globals(OF_PYG):
-            data = torch.load(path, map_location="cpu", weights_only=True)
+def read_mtx(path: Path) -> Data:
+    """A matrix of Matrix Market: an entry i, j is an edge from i to j, in both directions where it is symmetric."""
+    matrix = scipy.sparse.coo_array(scipy.io.mmread(path, spmatrix=False))
+    if scipy.io.mminfo(path)[5] != "general":  # an edge and its opposite side by side, as the file has one for both
+        row, column = matrix.coords
+        order = np.lexsort((row < column, np.maximum(row, column), np.minimum(row, column)))
+        matrix = scipy.sparse.coo_array((matrix.data[order], (row[order], column[order])), matrix.shape)
+    return _of_matrix(matrix, {}, [])
+
+
+def read_pt(path: Path, place: int | None = None) -> Data:
+    """What `torch.save` wrote: a PyG `Data` with all of its fields, or a dict of tensors by the names of `FIELDS`.
+
+    Of several graphs, in a list or in `processed/data.pt` of a PyG data set, the one at `place`, or the first.
+    """
+    before = torch.serialization.get_safe_globals()
+    try:  # torch fills no defaultdict, in which PyG's objects remember the kinds of their fields: a dict does as well
+        torch.serialization.clear_safe_globals()
+        own = [safe for safe in before if safe is not collections.defaultdict]
+        torch.serialization.add_safe_globals([*own, *SAFE, (_plain_dict, "collections.defaultdict")])
+        data = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
-        raise GnnlabError(f"it holds {name[1]}" if name else "it holds no saved object") from error
+        what = f"{name[1]}, which is not loaded, as it may run code" if name else "no saved object"
+        raise GnnlabError(f"it holds {what}; save a plain Data: torch.save(data.clone(), path)") from error
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+    how = []
+    if isinstance(data, list | tuple):
+        data, count = _graph_at(data, place or 0)
+        how = [f"graph {place or 0} of {count:,}"]
+    elif place is not None:
+        raise GnnlabError(f"it holds one graph; leave [{place}] out")
+    if type(data) is dict and not any(isinstance(value, Mapping | Data | list) for value in data.values()):
+        data = _of_arrays({str(name): np.asarray(value) for name, value in data.items()})
     if not isinstance(data, Data):
-        raise GnnlabError(f"it holds {quoted(data)}")
+        return data  # `checked` says what it is
+    data._store.__dict__.pop("_cached_attr", None)
+    data._notes = {"unused": getattr(data, "_notes", {}).get("unused", []), "how": how}
     return data
 
 
-def _csr(archive: np.lib.npyio.NpzFile, name: str) -> csr_array:
-    """The matrix of float32 that the four arrays of a name describe."""
-    data, indices, indptr, shape = (archive[f"{name}_{part}"] for part in ("data", "indices", "indptr", "shape"))
-    matrix = csr_array((data.astype(np.float32), indices, indptr), tuple(shape))
-    matrix.check_format(full_check=True)
-    return matrix
+def _plain_dict(*_: Any) -> dict:
+    return {}
 
 
-def _narrow(values: np.ndarray) -> np.ndarray:
+def _graph_at(several: list | tuple, place: int) -> tuple[Any, int]:
+    """The graph at `place` of a list, or of all graphs in one with the places where they begin, and their number."""
+    if isinstance(several, list):
+        count = len(several)
+        if not count:
+            raise GnnlabError("it holds an empty list; save one torch_geometric Data")
+        if place < count:
+            return several[place], count
+    elif len(several) in (2, 3) and isinstance(several[1], Mapping | None):
+        whole = Data.from_dict(several[0]) if isinstance(several[0], Mapping) else several[0]
+        if several[1] is None:
+            return whole, 1
+        count = len(next(iter(several[1].values()))) - 1
+        if place < count:
+            return separate(Data, whole, place, several[1], decrement=False), count
+    else:
+        raise GnnlabError(f"it holds {quoted(several)}; save one torch_geometric Data, or a dict of tensors")
+    raise GnnlabError(f"graph [{place}] of {count:,}; write [0] to [{count - 1}]")
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def _of_arrays(arrays: dict[str, np.ndarray]) -> Data:
+    """The graph of arrays by their names; those of other names are kept where they are numbers, and said."""
+    matrices = {name: _csr(arrays, name) for name in ("adj", "attr")}
+    dense = next((name for name in arrays if name.lower() in ("adj", "adjacency", "adj_matrix", "a")), None)
+    if dense and matrices["adj"] is None and arrays[dense].ndim == 2:
+        matrices["adj"] = scipy.sparse.csr_array(arrays.pop(dense))
+    fields, unused = {}, []
+    for name, array in arrays.items():
+        field = FIELD_OF.get(name.lower(), name)
+        if array.dtype.kind not in "biufc" and field not in FIELDS:
+            unused.append(f"text {name} {array.shape}")
+            continue
+        if array.dtype.kind not in "biuf":
+            raise GnnlabError(f"{name} holds {array.dtype}, not numbers; number it (numpy.unique, return_inverse)")
+        if field in fields:
+            raise GnnlabError(f"{name} and another array are both {field}; keep one")
+        if field == "edge_index" and name.lower() != "edge_index" and array.shape[-1] == 2:
+            if len(array) == 2:
+                raise GnnlabError(f"{name} (2, 2) may be (2, E) or (E, 2); name it edge_index and write it as (2, E)")
+            array = array.T
+        fields[field] = array
+        if name not in FIELD_OF.values() and field not in FIELDS and not field.endswith(("_mask", "pos", "batch")):
+            unused.append(f"{name} {array.shape}")
+    if matrices["attr"] is not None:
+        fields["x"] = _dense(matrices["attr"])
+    if matrices["adj"] is not None:
+        return _of_matrix(matrices["adj"], fields, unused)
+    if "edge_index" not in fields:
+        raise GnnlabError(f"there is no edge_index (2, E) among {quoted(', '.join(arrays))}; name the edges so")
+    if (shape := fields["edge_index"].shape)[0] != 2 or len(shape) != 2:
+        raise GnnlabError(f"edge_index has shape {shape}; write it as (2, E)")
+    return _graph(fields, unused)
+
+
+def _of_matrix(adjacency: Any, fields: dict[str, np.ndarray], unused: list[str]) -> Data:
+    """An edge from i to j for each stored entry [i, j]."""
+    nodes, columns = adjacency.shape
+    if nodes != columns:
+        raise GnnlabError(f"adjacency of {nodes} x {columns}; it must be square")
+    if np.iscomplexobj(adjacency.data):
+        raise GnnlabError("the matrix holds complex numbers; take their magnitude (numpy.abs)")
+    matrix = adjacency.tocoo() if adjacency.format != "csc" else adjacency.tocsr().tocoo()
+    given = {"edge_index": np.stack([matrix.row, matrix.col]), "num_nodes": np.array(nodes)}
+    if (matrix.data != 1).any():
+        given["edge_weight"] = matrix.data
+    return _graph(given | fields, unused)
+
+
+def _graph(fields: dict[str, np.ndarray], unused: list[str]) -> Data:
+    nodes = fields.pop("num_nodes", None)
+    known = len(fields["x"]) if "x" in fields else nodes
+    if "y" in fields and known is not None and len(np.atleast_1d(fields["y"])) not in (1, known):
+        raise GnnlabError(f"labels of shape {fields['y'].shape} for {known} nodes; give each node one")
+    tensors = {name: torch.from_numpy(narrow(np.atleast_1d(array))) for name, array in fields.items()}
+    data = Data(**tensors, **({} if nodes is None else {"num_nodes": int(nodes)}))
+    data._notes = {"how": [], "unused": unused}
+    return data
+
+
+def _csr(arrays: dict[str, np.ndarray], name: str) -> scipy.sparse.csr_array | None:
+    """The matrix of four arrays such as `adj_data` or `adj_matrix.data`, which are taken out; None: there is none."""
+    for prefix in (f"{name}_", f"{name}_matrix.", f"{name}_matrix_", f"{name}."):
+        if f"{prefix}data" in arrays:
+            parts = [prefix + part for part in ("data", "indices", "indptr", "shape")]
+            if absent := [part for part in parts if part not in arrays]:
+                raise GnnlabError(f"{absent[0]} is missing; a CSR matrix is {', '.join(parts)}")
+            data, indices, indptr, shape = map(arrays.pop, parts)
+            matrix = scipy.sparse.csr_array((data.astype(np.float32), indices, indptr), tuple(shape))
+            matrix.check_format(full_check=True)
+            return matrix
+    return None
+
+
+def _dense(features: scipy.sparse.csr_array) -> np.ndarray:
+    if (size := 4 * np.prod(features.shape, dtype=float)) > MOST_BYTES:
+        rows, columns = features.shape
+        raise GnnlabError(
+            f"features of {rows:,} x {columns:,} take {size / 1e9:.1f} GB of memory when dense; keep fewer columns "
+            "(sklearn.decomposition.TruncatedSVD)"
+        )
+    return features.toarray()
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
     """As PyG has it: float32 for fractions, int64 for integers."""
-    return values.astype({"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype))
+    return values.astype(
+        {"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype), order="C"
+    )
 
 
 def _labels(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64, order="C")
+
+
+def read_packed(path: Path) -> Data:
+    """An edge list that gzip packed."""
+    if Path(path.stem).suffix.lower() not in edge_lists.SUFFIXES:
+        raise GnnlabError(f"of packed files edge lists are read; unpack it with gunzip {path.name}")
+    return edge_lists.read(path)
 
 
 READERS: dict[str, tuple[Callable[[Path], Data], str]] = {
     ".pt": (read_pt, "one torch_geometric Data, as torch.save(data, path) writes it, without classes of your own"),
-    ".npz": (
-        read_npz,
-        "plain arrays edge_index, perhaps x, y, edge_attr; or a CSR matrix adj_data, adj_indices, adj_indptr, "
-        "adj_shape, perhaps attr_... alike, labels, edge_attr",
-    ),
+    ".npz": (read_npz, "plain arrays edge_index (2, E), perhaps x, y, edge_attr; or a matrix of scipy.sparse.save_npz"),
     ".graphml": (read_graphml, "GraphML with the same numbers at each node, a weight at each edge or at none"),
-    ".csv": (
-        read_edge_list,
-        "rows of source,target[,weight], with that header (src,dst or from,to) or none; more with one",
+    ".mtx": (read_mtx, "a square matrix of Matrix Market"),
+    **dict.fromkeys(edge_lists.SUFFIXES, (edge_lists.read, "rows of source,target[,weight], with that header or none")),
+    ".gz": (read_packed, "a packed edge list, as edges.csv.gz"),
+}
+
+# how networkx or others turn other files into one that is read; {} is the path
+_NETWORKX = 'networkx.write_graphml(networkx.read_{}("{{}}"), "new.graphml")'
+CONVERT = {
+    **{f".{name}": _NETWORKX.format(name) for name in ("gml", "edgelist", "adjlist", "gexf")},
+    ".net": _NETWORKX.format("pajek"),
+    ".dot": 'networkx.write_graphml(networkx.nx_pydot.read_dot("{}"), "new.graphml")',
+    **dict.fromkeys(
+        (".pkl", ".pickle", ".gpickle"),
+        'networkx.write_graphml(pandas.read_pickle("{}"), "new.graphml"), if you trust the file, which may run code',
     ),
-    ".tsv": (read_edge_list, "the same, apart by tabs"),
+    ".mat": 'scipy.sparse.save_npz("new.npz", scipy.sparse.csr_array(scipy.io.loadmat("{}")[NAME]))',
+    ".bin": 'numpy.savez("new.npz", edge_index=torch.stack(dgl.load_graphs("{}")[0][0].edges()))',
+    ".json": 'networkx.write_graphml(networkx.node_link_graph(json.load(open("{}"))), "new.graphml")',
+    ".npy": 'numpy.savez("new.npz", edge_index=numpy.load("{}"))',
+    ".parquet": 'pandas.read_parquet("{}").to_csv("new.csv", index=False)',
+    ".xlsx": 'pandas.read_excel("{}").to_csv("new.csv", index=False)',
+    ".xml": 'os.rename("{}", "new.graphml"), if it is GraphML',
 }

@@ -7,31 +7,35 @@
 | `karate` | Zachary's karate club: 34 nodes, 156 edges |
 | `planetoid:Cora`, `lrgb:Peptides-func[7]`, `pyg:Class:Name`, `peptides_func` | data sets that PyG downloads |
 | `random:nodes=1000,edges=10000,degrees=powerlaw,seed=0` | made up, with an exact number of edges (`random_graphs`) |
-| a path to `.pt`, `.npz`, `.graphml`, `.csv`, `.tsv` | a graph of one's own (`graph_files`) |
+| a path to `.pt`, `.npz`, `.graphml`, `.mtx`, `.csv`, `.tsv`, `.txt`, `.edges` | a graph of one's own (`graph_files`) |
+
+`read_as` says in one line what was read of it.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch_geometric import datasets
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import KarateClub
 from torch_geometric.transforms import LocalDegreeProfile
 
 from gnnlab.errors import GnnlabError, meant
-from gnnlab.workloads import graph_files, random_graphs, symptom_gat
+from gnnlab.workloads import edge_lists, graph_files, random_graphs, symptom_gat
 from gnnlab.workloads.tables import read_file
 from gnnswap.errors import one_line, quoted
 
 CACHE = Path("data")  # where PyG keeps what it downloads, beside the work of the reader
 NEIGHBOURS = 10
+MOST_ISOLATED = 1_000_000  # nodes of a graph that has fewer edges and no features
 # of PyG's data sets: the class of a family and the names that are understood without it; `pyg:` takes any class
 FAMILIES = {
     "planetoid": ("Planetoid", ("Cora", "CiteSeer", "PubMed")),
@@ -40,35 +44,95 @@ FAMILIES = {
 SETS = {name.lower(): f"{family}:{name}" for family, (_, names) in FAMILIES.items() for name in names}
 
 
-def load(spec: str | Path | Data, *, cache: Path = CACHE) -> Data:
+def load(spec: str | Path | Data, *, nodes: str | Path | None = None, cache: Path = CACHE) -> Data:
     """The graph that `spec` names, in the form that `checked` describes, with its `name`.
 
     >>> load("digits")
     Data(x=[1797, 64], edge_index=[2, 24678], y=[1797], name='digits')
 
-    A `Data` object is checked and passed on. Raises `GnnlabError`, in one line, for anything that gives no graph.
+    A `Data` object is checked and passed on. `nodes` is a file of names, features and labels beside an edge list.
+    Raises `GnnlabError`, in one line, for anything that gives no graph.
     """
+    name = source = _full_name(str(spec))
+    if nodes is not None and not _is_edge_list(name):
+        raise GnnlabError(f"nodes go with a path to {', '.join(edge_lists.SUFFIXES)}, got {quoted(spec)}")
     if not isinstance(spec, (str, Path)):
-        data = checked(spec, "graph")
-        data.name = str(data.get("name") or "graph")
-        return data
-    name = _full_name(str(spec))
-    if name in BUNDLED:
+        data = spec
+        name = source = str(data.get("name") or "graph") if isinstance(spec, Data) else "graph"
+    elif name in BUNDLED:
         data = copy.deepcopy(BUNDLED[name]())
     elif name.startswith("random:"):
         data = random_graphs.generate(name.removeprefix("random:"))
     elif name.startswith(("pyg:", *(f"{known}:" for known in FAMILIES))):
         data = _from_pyg(name, cache)
-    elif Path(name).suffix.lower() in graph_files.READERS and name.isprintable():
-        data = read_file(Path(name), graph_files.READERS)
-        name = Path(name).stem
     else:
-        known = [*BUNDLED, "random:", *(f"{family}:" for family in FAMILIES), "pyg:"]
-        allowed = f"{', '.join(known)} or a path to {', '.join(graph_files.READERS)}"
-        raise GnnlabError(f"{quoted(spec)} is no graph{meant(spec, [*known, *SETS])}: {allowed} are understood")
-    data = checked(data, str(spec))
+        data, path = _from_file(name, nodes and Path(nodes))
+        name, source = Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem, path.name
+    data = checked(data, str(spec) if isinstance(spec, (str, Path)) else "graph")
     data.name = name
+    data._notes = {**getattr(data, "_notes", {}), "source": source}
     return data
+
+
+def read_as(data: Data) -> str:
+    """What was read of a graph, in one line: how, edges, nodes, weights, features, labels, what was not used.
+
+    >>> read_as(load("edges.csv"))
+    'edges.csv: header source,target; 4 edges, 5 named nodes, no weights; x: 5 degree columns made here; no y'
+    """
+    notes = {"how": [], "unused": [], "kind": "", "source": data.get("name") or "graph", "made": 0}
+    notes |= getattr(data, "_notes", {})
+    x, y = data.x, data.get("y")
+    weights = "no weights" if data.get("edge_weight") is None else "weights"
+    edges = f"{data.num_edges:,} edge{'s' * (data.num_edges != 1)}"
+    parts = [*notes["how"], f"{edges}, {data.num_nodes:,} {notes['kind']}nodes, {weights}"]
+    if (attr := data.get("edge_attr")) is not None:
+        kept = f" {attr.dtype} (float32 would round them)".replace("torch.", "") if _is_large(attr) else ""
+        parts.append(f"edge_attr {tuple(attr.shape)}{kept}")
+    made = x is not None and notes["made"] == x.shape[-1]
+    parts.append(f"x: {notes['made']} degree columns made here" if made else f"x {tuple(x.shape)}")
+    if torch.is_tensor(y) and y.dim() == 1 and len(y) == data.num_nodes and not y.is_floating_point():
+        parts.append(f"y: {len(y.unique()):,} classes")
+    else:
+        parts.append("no y" if y is None else f"y {tuple(y.shape)}" if torch.is_tensor(y) else f"y {quoted(y)}")
+    if torch.is_tensor(y) and y.dim() and len(y) not in (1, data.num_nodes):
+        parts[-1] += ", not one a node"
+    if notes["unused"]:
+        parts.append(f"not used: {', '.join(notes['unused'])}")
+    return " ".join(f"{notes['source']}: {'; '.join(parts)}".split())
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _is_edge_list(name: str) -> bool:
+    return Path(name.lower().removesuffix(".gz")).suffix in edge_lists.SUFFIXES
+
+
+def _from_file(name: str, nodes: Path | None) -> tuple[Data, Path]:
+    """The graph of a file and its path; `name` may end in the place of one of several graphs, as in graphs.pt[3]."""
+    path, readers = Path(name), graph_files.READERS
+    if (one := re.fullmatch(r"(.+\.pt)\[([0-9]+)\]", name, re.IGNORECASE)) and not path.exists():
+        path = Path(one[1])
+        readers = {".pt": (partial(graph_files.read_pt, place=int(one[2])), readers[".pt"][1])}
+    if nodes is not None:
+        readers = dict.fromkeys(
+            (*edge_lists.SUFFIXES, ".gz"), (edge_lists.read_nodes, "a node a row: id, numbers, label")
+        )
+        described = read_file(nodes, readers)
+        readers = {path.suffix.lower(): (partial(edge_lists.read, nodes=described), "rows of source,target")}
+    suffix = path.suffix.lower()
+    if suffix in readers and name.isprintable():
+        return read_file(path, readers), path
+    if suffix in graph_files.CONVERT and name.isprintable():
+        how = graph_files.CONVERT[suffix].replace("{}", path.name)
+        raise GnnlabError(f"{path}: {suffix} is not read; convert it in Python: {how}")
+    if 0 < len(name) < 1000 and path.is_dir():
+        raise GnnlabError(f"{path}: a folder; name a file in it, or a data set as pyg:TUDataset:MUTAG")
+    known = [*BUNDLED, "random:", *(f"{family}:" for family in FAMILIES), "pyg:"]
+    allowed = f"{', '.join(known)} or a path to {', '.join(graph_files.READERS)} are understood"
+    hint = "; rename an edge list to end in .txt" if len(name) < 1000 and path.is_file() else ""
+    raise GnnlabError(f"{quoted(name)} is no graph{meant(name, [*known, *SETS])}: {allowed}{hint}")
 
 
 # ---- PyG's data sets -------------------------------------------------------------------------------------------------
@@ -100,12 +164,17 @@ def _from_pyg(spec: str, folder: Path) -> Data:
     try:
         kind = getattr(datasets, class_name)
         options = {"root": str(root)} if "root" in inspect.signature(kind).parameters else {}
-        return kind(**options, **({"name": name} if name else {}))[int(index or 0)]
+        graphs = kind(**options, **({"name": name} if name else {}))
     except Exception as error:  # whatever PyG or the data set's reader raises
         raise GnnlabError(
             f"PyG gives no {quoted(spec)}: {one_line(error)}; {family}:NAME or {family}:NAME[7] is understood, the "
             f"first use needs a network; if an earlier download broke off, delete {root}"
         ) from error
+    if not (index or "0").isdecimal() or int(index or 0) >= len(graphs):
+        raise GnnlabError(f"{quoted(spec)}: it has {len(graphs):,} graphs; write [0] to [{len(graphs) - 1}]")
+    data = graphs[int(index or 0)]
+    data._notes = {"how": [f"graph {index or 0} of {len(graphs):,}"] if len(graphs) > 1 else []}
+    return data
 
 
 # ---- made here ------------------------------------------------------------------------------------------------------
@@ -154,41 +223,94 @@ def checked(data: Data, source: str) -> Data:
 
     - `x` float32 (N, F), finite. A graph without features gets PyG's `LocalDegreeProfile` (F = 5: the degree of a
       node, and minimum, maximum, mean and standard deviation of its neighbours' degrees; Cai & Wang 2018).
-    - `edge_index` int64 (2, E), contiguous, N > 0 and E > 0, every index in 0..N-1.
-    - `edge_weight` float32 (E,) and `edge_attr` (E, ...), finite, where there are such; features may be integers.
+    - `edge_index` int64 (2, E), contiguous, N > 0 and E > 0, every index in 0..N-1; made of `adj_t` where that stands
+      in its place.
+    - `edge_weight` float32 (E,) and `edge_attr` (E, ...), finite, where there are such. Features of edges may be
+      integers, and stay float64 where float32 would round numbers above 2^24, as it does times in seconds.
 
     Other fields pass through. The tensors of the argument are shared, never written to.
     Raises `GnnlabError` in one line that begins with `source`.
     """
+    if isinstance(data, HeteroData):
+        raise GnnlabError(
+            f"{source}: a name, a path or a torch_geometric Data with one kind of node is needed, got HeteroData; "
+            "commands take that from a function, --inputs module:function"
+        )
     if not isinstance(data, Data):
         needed = "a name, a path or a torch_geometric Data with one kind of node is needed"
         raise GnnlabError(f"{source}: {needed}, got {type(data).__name__}")
     data = copy.copy(data)
     try:
+        for field, value in data.to_dict().items():
+            if isinstance(value, np.ndarray):
+                data[field] = torch.from_numpy(graph_files.narrow(value))
+        if data.get("edge_index") is None and torch.is_tensor(data.get("adj_t")):
+            _edges_of_adj_t(data)
         with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges, as is meant
             warnings.simplefilter("ignore")
             nodes = data.num_nodes
-            if not nodes or not data.num_edges:
+            if not nodes or data.get("edge_index") is None or not data.num_edges:
                 raise GnnlabError(f"the graph has no {'edges' if nodes else 'nodes'}; at least one is needed")
+            if data.edge_index.is_floating_point():
+                raise GnnlabError(f"edge_index must hold integers, got {data.edge_index.dtype}")
+            if (last := int(data.edge_index.max())) >= nodes:
+                raise GnnlabError(f"edge_index holds node {last}, and there are {nodes}; number them 0..{nodes - 1}")
             data.validate(raise_on_error=True)
-        if data.edge_index.is_floating_point():
-            raise GnnlabError(f"edge_index must hold integers, got {data.edge_index.dtype}")
+        if data.x is None and nodes > max(MOST_ISOLATED, 100 * data.num_edges):
+            raise GnnlabError(
+                f"{data.num_edges:,} edges among {nodes:,} nodes: number the nodes of the edges 0..N-1 "
+                "(numpy.unique, return_inverse=True)"
+            )
         data.edge_index = data.edge_index.to(torch.int64).contiguous()
-        if data.get("edge_weight") is not None:
-            data.edge_weight = data.edge_weight.to(torch.float32).reshape(data.num_edges)
+        if (weight := data.get("edge_weight")) is not None:
+            if weight.numel() != data.num_edges:
+                raise GnnlabError(f"edge_weight must hold {data.num_edges} numbers, one an edge, got {weight.numel()}")
+            data.edge_weight = weight.to(torch.float32).reshape(data.num_edges)
         if (attr := data.get("edge_attr")) is not None:
             if len(attr) != data.num_edges:
                 raise GnnlabError(f"edge_attr must have {data.num_edges} rows, one for each edge, got {len(attr)}")
-            data.edge_attr = (attr.to(torch.float32) if attr.is_floating_point() else attr).contiguous()
+            data.edge_attr = attr.to(torch.float32) if attr.is_floating_point() and not _is_large(attr) else attr
+            data.edge_attr = data.edge_attr.contiguous()
         if data.x is None:
             data.num_nodes = nodes
             data = LocalDegreeProfile()(data)
-        if len(data.x) != nodes or data.x.numel() == 0:
-            raise GnnlabError(f"x must have shape ({nodes}, F) with F > 0, got {tuple(data.x.shape)}")
-        data.x = data.x.to_dense().to(torch.float32).reshape(nodes, -1).contiguous()
+            data._notes = {**getattr(data, "_notes", {}), "made": data.x.shape[1]}
+        data.x = _features(data.x, nodes)
         for field in ("x", "edge_weight", "edge_attr"):
-            if not data.get(field, data.x).isfinite().all():
-                raise GnnlabError(f"{field} holds nan, infinity or numbers beyond float32")
+            if not data.get(field, data.x).to(torch.float32).isfinite().all():
+                raise GnnlabError(f"{field} holds nan, infinity or numbers beyond float32; replace them")
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # what PyG or torch refuses
         raise GnnlabError(f"{source}: {one_line(error)}") from error
     return data
+
+
+def _features(x: torch.Tensor, nodes: int) -> torch.Tensor:
+    """float32 (N, F)"""
+    if x.is_complex():
+        raise GnnlabError(f"x is {x.dtype}, and float32 is needed: torch.view_as_real(x).flatten(1)")
+    if x.dim() > 2:
+        raise GnnlabError(f"x has shape {tuple(x.shape)}, and (N, F) is needed: x.flatten(1), or one step, x[:, 0]")
+    if len(x) != nodes or x.numel() == 0:
+        raise GnnlabError(f"x must have shape ({nodes}, F) with F > 0, got {tuple(x.shape)}")
+    if x.layout != torch.strided and 4 * x.numel() > graph_files.MOST_BYTES:
+        size = f"{4e-9 * x.numel():.1f} GB"
+        raise GnnlabError(f"x {tuple(x.shape)} is sparse and takes {size} when dense; keep fewer columns")
+    return x.to_dense().to(torch.float32).reshape(nodes, -1).contiguous()
+
+
+def _edges_of_adj_t(data: Data) -> None:
+    """`adj_t` [i, j] is an edge from j to i, as `ToSparseTensor` makes it."""
+    target_source = data.adj_t.to_sparse_coo().coalesce()
+    data.edge_index = target_source.indices().flip(0)
+    if (target_source.values() != 1).any():
+        data.edge_weight = target_source.values()
+    data.num_nodes = len(data.adj_t)
+    del data.adj_t
+
+
+def _is_large(attr: torch.Tensor) -> bool:
+    """Whether float32 would round numbers above 2^24."""
+    if attr.dtype not in (torch.float64, torch.int64):
+        return False
+    large = attr.abs() > edge_lists.EXACT
+    return bool(large.any() and (attr[large] != attr[large].to(torch.float32).to(attr.dtype)).any())

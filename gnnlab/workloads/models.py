@@ -9,7 +9,7 @@ import copy
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
-from torch_geometric.data.data import BaseData
+from torch_geometric.data.data import BaseData, size_repr
 
 from gnnlab import user_code
 from gnnlab.errors import GnnlabError, meant, whole_numbers
@@ -51,6 +51,16 @@ class Workload:
         """For titles and tables: `symptom_gat on digits`."""
         return f"{self.name} on {self.graph_name}"
 
+    @property
+    def read(self) -> list[str]:
+        """What was read, a line each: the graph, or the inputs with their shapes, and the model."""
+        of_a_function = self.spec.startswith(INPUTS)
+        given = f"{self.graph_name}: {shapes(self.batch)}" if of_a_function else graphs.read_as(self.graph)
+        parameters = list(self.model.parameters())
+        kinds = " and ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))
+        numbers = f"{sum(p.numel() for p in parameters):,} parameters in {len(parameters)} tensors"
+        return [given, f"{self.name}: {type(self.model).__name__}, {numbers}{', ' * bool(kinds)}{kinds}"]
+
     def to(self, device: str | torch.device) -> Workload:
         """The same workload with its model and batch on `device`; the graph stays, and the model moves in place.
 
@@ -80,7 +90,8 @@ def build(
     **options: Any,
 ) -> Workload:
     """The workload of a built-in model, or of a user's own (`module:factory`, or the factory), on a graph that
-    `graphs.load` takes, or on what the function of "inputs:module:function" returns (`given_inputs`).
+    `graphs.load` takes ("edges.csv+nodes.csv": with a table of its nodes), or on what the function of
+    "inputs:module:function" returns (`given_inputs`).
 
     Weights and inputs are drawn with `seed`, and random states are left as they were. `batch_size` is the
     number of rows that symptom_gat gives; the other models take the graph. Options go to the constructor or the
@@ -97,7 +108,7 @@ def build(
     function = graph_spec.removeprefix(INPUTS) if str(graph_spec).startswith(INPUTS) else None
     if function is not None and kind is not None:
         raise GnnlabError(f"{model_spec} takes a graph; inputs of a function are for a model of your own")
-    data = graphs.load(graph_spec) if function is None else given_inputs(function, seed)
+    data = _graph(graph_spec) if function is None else given_inputs(function, seed)
     options = {name: value for name, value in options.items() if value is not None}
     with _seeded(seed):
         if kind is None:
@@ -108,6 +119,11 @@ def build(
     if function is None:
         return Workload(name, data.name, data, model, batch, str(graph_spec))
     return Workload(name, function, _by_names(model, batch, data), model, batch, graph_spec)
+
+
+def _graph(spec: str | Path | Data) -> Data:
+    edges, plus, nodes = spec.rpartition("+") if isinstance(spec, str) else ("", "", "")
+    return graphs.load(edges, nodes=nodes) if plus and Path(nodes).is_file() else graphs.load(spec)
 
 
 def build_each(
@@ -145,6 +161,17 @@ def _seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+def shapes(inputs: Any) -> str:
+    """What a model is called with, on one line, as PyG shows a Data: "x=[9, 4], edge_index=[2, 30]"."""
+    if isinstance(inputs, Mapping):
+        parts = [f"{n}={{{shapes(v)}}}" if isinstance(v, Mapping) else size_repr(n, v) for n, v in inputs.items()]
+    elif isinstance(inputs, tuple | list):
+        parts = [size_repr("", value).removeprefix("=") for value in inputs]
+    else:
+        parts = [str(list(inputs.shape) if isinstance(inputs, torch.Tensor) else inputs)]
+    return " ".join(", ".join(parts).split())
 
 
 def converted(batch: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> Any:

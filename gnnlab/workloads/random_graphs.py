@@ -13,9 +13,6 @@ Node numbers are shuffled, so that memory locality is alike in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-
 import numpy as np
 import torch
 from torch_geometric.data import Data
@@ -27,89 +24,57 @@ EXPONENT = 2.5
 MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32
 DENSE = 4  # above one pair in so many, all pairs are ranked; below, pairs are drawn until enough differ
 DEGREES = ("uniform", "powerlaw")
+LIMITS = {"nodes": (2, 10_000_000), "edges": (1, 20_000_000), "seed": (0, 2**63 - 1), "features": (1, 100_000)}
+DEFAULTS = {"nodes": None, "edges": None, "degrees": "uniform", "seed": 0, "features": 16, "density": 1.0}
 
 
-def _within(kind: type, least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
-    """Reads a number from `least`, or `above` it, to `most`; raises `ValueError` for another."""
-
-    def read(text: str) -> float:
-        value = kind(text)
-        if not (least < value if above else least <= value) or not value <= most:
-            raise ValueError
-        return value
-
-    read.wanted = f"a number {'above' if above else 'from'} {least:,} to {most:,}"
-    return read
-
-
-def _degrees(text: str) -> str:
-    return DEGREES[DEGREES.index(text)]
-
-
-_degrees.wanted = " or ".join(DEGREES)
-_READ = {
-    "nodes": _within(int, 2, 10_000_000),
-    "edges": _within(int, 1, 20_000_000),
-    "degrees": _degrees,
-    "seed": _within(int, 0, 2**63 - 1),
-    "features": _within(int, 1, 100_000),
-    "density": _within(float, 0, 1, above=True),
-}
-
-
-@dataclass(frozen=True)
-class RandomSpec:
-    """`edges` are directed, and exact; `density` below 1: share of features that are 1, the others 0."""
-
-    nodes: int
-    edges: int
-    degrees: str = "uniform"
-    seed: int = 0
-    features: int = 16
-    density: float = 1.0
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> RandomSpec:
-        """Of the texts of its fields. Raises `ValueError`, which says what is wrong."""
-        for field in fields(cls):
-            if field.default is MISSING and field.name not in given:
-                raise ValueError(f"{field.name}={quoted('')}: Field required")
-        values = {}
-        for name, text in given.items():
-            if name not in _READ:
-                raise ValueError(f"{name}={quoted(text)}: there is no such field")
-            try:
-                values[name] = _READ[name](text)
-            except ValueError:
-                raise ValueError(f"{name}={quoted(text)}: {_READ[name].wanted} is wanted") from None
-        spec = cls(**values)
-        if spec.edges > (most := spec.nodes * (spec.nodes - 1)):
-            raise ValueError(f"{spec.nodes} nodes have at most {most} directed edges, not {spec.edges}")
-        if spec.nodes * spec.features > MOST_NUMBERS:
-            raise ValueError(f"{spec.nodes} nodes * {spec.features} features exceed {MOST_NUMBERS} numbers")
-        return spec
+def _read(name: str, text: str) -> int | float | str:
+    """The value of a field; raises `ValueError`, which says what is wanted."""
+    if name not in DEFAULTS:
+        raise ValueError("there is no such field")
+    if name == "degrees":
+        if text not in DEGREES:
+            raise ValueError(f"{' or '.join(DEGREES)} is wanted")
+        return text
+    least, most = LIMITS.get(name, (0, 1))
+    try:
+        value = int(text) if name in LIMITS else float(text)
+        if least <= value <= most and (name in LIMITS or value > 0):
+            return value
+    except ValueError:
+        pass
+    raise ValueError(f"a number {'from' if name in LIMITS else 'above'} {least:,} to {most:,} is wanted")
 
 
 def generate(text: str) -> Data:
-    """Of `nodes=...,edges=...` and the other fields of `RandomSpec`: `x` (N, features), `edge_index` (2, E) by source,
-    then target; same text, same graph. Raises `GnnlabError` for anything else."""
-    parts = (part.partition("=") for part in text.split(",") if part)
-    given = {name.strip(): value.strip() for name, _, value in parts}
-    try:
-        spec = RandomSpec.read(given)
-    except ValueError as error:
-        allowed = ", ".join(f"{field}=" for field in _READ)
-        raise GnnlabError(f"random graph: {error}; allowed are {allowed}") from None
-    rng = np.random.default_rng(spec.seed)
-    power = 1 / (EXPONENT - 1) if spec.degrees == "powerlaw" else 0.0
-    weight = np.arange(1, spec.nodes + 1, dtype=np.float64) ** -power
-    source, target = _weighted_pairs(weight, spec.edges, rng)
-    shuffled = rng.permutation(spec.nodes)
+    """Of `nodes=...,edges=...` and perhaps the other fields of `DEFAULTS`: `x` (N, features), `edge_index` (2, E) by
+    source, then target; same text, same graph. Raises `GnnlabError` for anything else."""
+    values, allowed = dict(DEFAULTS), f"allowed are {', '.join(f'{name}=' for name in DEFAULTS)}"
+    for part in filter(None, text.split(",")):
+        name, _, given = (piece.strip() for piece in part.partition("="))
+        try:
+            values[name] = _read(name, given)
+        except ValueError as error:
+            raise GnnlabError(f"random graph: {name}={quoted(given)}: {error}; {allowed}") from None
+    nodes, edges, degrees, seed, features, density = values.values()
+    if None in (nodes, edges):
+        raise GnnlabError(f"random graph: {'nodes' if nodes is None else 'edges'}= is needed; {allowed}")
+    if edges > nodes * (nodes - 1):
+        raise GnnlabError(f"random graph: {nodes} nodes have at most {nodes * (nodes - 1)} directed edges, not {edges}")
+    if nodes * features > MOST_NUMBERS:
+        raise GnnlabError(
+            f"random graph: {nodes} nodes * {features} features exceed {MOST_NUMBERS} numbers; ask for fewer"
+        )
+    rng = np.random.default_rng(seed)
+    power = 1 / (EXPONENT - 1) if degrees == "powerlaw" else 0.0
+    weight = np.arange(1, nodes + 1, dtype=np.float64) ** -power
+    source, target = _weighted_pairs(weight, edges, rng)
+    shuffled = rng.permutation(nodes)
     source, target = shuffled[source], shuffled[target]
     order = np.lexsort((target, source))
-    x = rng.standard_normal((spec.nodes, spec.features), dtype=np.float32)
-    if spec.density < 1:
-        x = (rng.random(x.shape, dtype=np.float32) < spec.density).astype(np.float32)
+    x = rng.standard_normal((nodes, features), dtype=np.float32)
+    if density < 1:
+        x = (rng.random(x.shape, dtype=np.float32) < density).astype(np.float32)
     return Data(x=torch.from_numpy(x), edge_index=torch.from_numpy(np.stack([source[order], target[order]])))
 
 

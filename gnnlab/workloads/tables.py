@@ -4,8 +4,8 @@
     training, validation = table.split(0.25, seed=0)
     planted(20_000).best_score                     # long-tailed categories, planted effects, and a truth that is known
 
-A file is `.csv`, `.tsv` or `.parquet`, as pandas reads them; nothing in it is ever unpickled. What had to be filled in
-or left out stands in `FeatureTable.notes`.
+A file is `.csv`, `.tsv` or `.parquet`, as pandas reads them; nothing in it is ever unpickled. What was read, and what
+had to be filled in or left out, `FeatureTable.read_as` says in one line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gnnswap.errors import one_line, quoted
 
 SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text, an identifier or a quantity
-MISSING = ("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")
+MISSING = ("NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")  # among numbers; else they are categories
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,21 @@ class FeatureTable:
     cardinalities: tuple[int, ...]
     field_names: tuple[str, ...]
     truth: Mapping[str, Tensor] | None = field(default=None, repr=False)  # (R, size) true probabilities, where known
-    notes: tuple[str, ...] = ()  # what was left out or filled in when the table was read, a sentence each
+    notes: tuple[str, ...] = ()  # how the table was read, what was left out or filled in, a sentence each
 
     def __len__(self) -> int:
         return self.fields.shape[0]
 
-    def __str__(self) -> str:
-        """For a reader: rows, fields with the categories that occur, targets with their sizes, and the notes."""
+    @property
+    def read_as(self) -> str:
+        """One line: rows, fields with the categories that occur, targets with their sizes, and the notes."""
         columns = zip(self.field_names, self.fields.unbind(1), strict=True)
         fields = ", ".join(f"{name} ({len(column.unique()):,} categories)" for name, column in columns)
         targets = ", ".join(f"{spec.name} ({spec.size} {spec.kind})" for spec in self.specs)
         return ". ".join([f"{len(self):,} rows. Fields: {fields}. Targets: {targets}", *self.notes]) + "."
+
+    def __str__(self) -> str:
+        return self.read_as
 
     @property
     def best_score(self) -> dict[str, float] | None:
@@ -191,19 +195,30 @@ def _ascending(values: Sequence[str]) -> list[str]:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
-    """The named columns as stripped text, missing where a cell says nothing; one row a row of the file.
+    """The named columns as stripped text, one row a row of the file.
 
+    Missing are null and empty cells, and words such as nan in a column of a text file that holds numbers otherwise.
     Raises `GnnlabError` in one line that begins with the path.
     """
-    frame = read_file(path, READERS)
+    frame = read_file(path, READERS).rename(columns=str)
     for name in names:
         if name not in frame:
             there = quoted(", ".join(frame))
             raise GnnlabError(f"{path}: there is no column {name!r}{meant(name, frame)}; there are {there}")
+        if not frame.columns.is_unique and list(frame).count(name) > 1:
+            raise GnnlabError(f"{path}: there are two columns {name!r}; rename one")
     if frame.empty:
         raise GnnlabError(f"{path}: the table has no rows; at least one is needed")
     text = frame[list(names)].astype("string").apply(lambda column: column.str.strip())
-    return text.mask(text.isin(MISSING))
+    text = text.mask(text == "")
+    if path.suffix.lower() == ".parquet":  # has null for what is missing
+        return text
+    return text.apply(lambda column: column.mask(column.isin(MISSING)) if _of_numbers(column) else column)
+
+
+def _of_numbers(column: pd.Series) -> bool:
+    given = column[~column.isin(MISSING)].dropna()
+    return len(given) > 0 and pd.to_numeric(given, errors="coerce").notna().all()
 
 
 def _read_text(path: Path, separator: str) -> pd.DataFrame:
@@ -227,6 +242,10 @@ def read_file(path: Path, readers: Mapping[str, tuple[Callable[[Path], Any], str
     reader, allowed = readers[path.suffix.lower()]
     try:
         return reader(path)
+    except GnnlabError as error:  # says what to do
+        raise GnnlabError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise GnnlabError(f"{path}: it is not text in UTF-8; save it so (in Excel: CSV UTF-8)") from error
     except Exception as error:
         raise GnnlabError(f"{path}: {one_line(error)}; needed: {allowed}") from error
 

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
     path = folder / "notebooks" / f"{FIRST}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    values = parameters.load_yaml(ROOT / "params" / "quick" / f"{FIRST}.yaml") | SMALL["01"]
+    values = parameters.read(ROOT / f"params/quick/{FIRST}.yaml", parameters.declared(path)) | SMALL["01"]
     del values["output_dir"]  # the notebook's own default
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     for name, value in values.items():

@@ -19,7 +19,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     (folder / "small").mkdir()
     for notebook in NOTEBOOKS:
-        values = parameters.load_yaml(ROOT / "params" / "quick" / f"{notebook.stem}.yaml")
+        values = parameters.read(ROOT / f"params/quick/{notebook.stem}.yaml", parameters.declared(notebook))
         values |= SMALL.get(notebook.stem[:2], {}) | {"output_dir": str(folder / "out")}
         (folder / "small" / f"{notebook.stem}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     command = [sys.executable, "-m", "gnnlab", "run", "--params", str(folder / "small")]
@@ -35,10 +35,12 @@ def test_nothing_of_a_report_is_cut_empty_or_raw_and_axe_finds_nothing(site, ope
     page = opened(site / f"{name}.html")
     empty = page.locator("article h2").evaluate_all(
         """heads => heads.filter((head) => {
-             const [text, next] = [head.closest("section"), head.closest("section").nextElementSibling];
-             return text.children.length === 1 && (!next || next.querySelector("h2"));
+             const [text, next] = [head.closest(".cell"), head.closest(".cell").nextElementSibling];
+             return text.innerText.trim() === head.innerText.trim() && (!next || next.querySelector("h2"));
            }).map((head) => head.textContent)"""
     )
-    cells = page.locator("article .html td").all_text_contents()
+    cells = page.locator("article .output_html td").all_text_contents()
     assert empty == [] and not {"NaN", "nan", "None"} & {text.strip() for text in cells}
-    assert page.locator("article .stderr").count() == 0 and sys.prefix not in page.locator("article").inner_text()
+    assert (
+        page.locator("article .output_stderr").count() == 0 and sys.prefix not in page.locator("article").inner_text()
+    )

@@ -7,8 +7,8 @@ import torch
 
 from gnnlab.campaign import cells
 from gnnlab.campaign.cells import Cell, Settings, ask, measure, values_of
+from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError
-from gnnlab.worker import Worker
 from gnnlab.workloads import graphs
 
 SMALL = Cell("sage", 6, 11, 30, 1, 5, "torch:CPU")

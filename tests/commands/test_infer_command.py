@@ -31,6 +31,7 @@ def infer(capsys, monkeypatch):
 def test_each_line_is_answered_with_the_chosen_node(infer):
     code, answers, err = infer(GOOD)
     assert code == 0 and "device cpu, as asked for" in err
+    assert err.endswith("gnnlab: read 3 states of 1 to 7 nodes, 7 features each\n")
     expected = [Predictor("dqn", "cpu").predict(state) for state in STATES]
     assert [(a["line"], a["node_id"]) for a in answers] == [(i, d.node_id) for i, d in enumerate(expected, start=1)]
 

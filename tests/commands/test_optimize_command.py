@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from planted_search import Planted
 
+from gnnlab.child import Worker
 from gnnlab.optimize import search, steps
 
 
@@ -23,6 +24,7 @@ def test_a_model_goes_through_processes_of_its_own(optimize, tmp_path):
     code, out, err = optimize("own_models:gin", "--graph", graph, *brief, "--json", "--out", "fast_gin.py")
     report = json.loads(out)
     assert code == 0 and report["facts"]["nodes"] == 3000
+    assert report["read"][0].startswith(f"{graph}: 60,000 edges, 3,000 nodes") and "\n".join(report["read"]) in err
     assert [tried["name"] for tried in report["tried"]] == ["fast layers", "inference mode"]
     assert "2 steps, each in up to 1 processes: at most" in err and "[1/2] fast layers" in err
     assert (tmp_path / "fast_gin.py").exists() is bool(report["plan"])
@@ -37,11 +39,22 @@ def test_the_table_says_why_a_step_is_not_kept_and_counts_what_does_not_apply(op
     found = {"inference mode": {"why": "no [reason] at all"}, "constant output": "tensors go in"}
     Planted(monkeypatch, lambda plan, process: 0.5, found)
     code, out, _ = optimize("own_models:gin", "--graph", "karate")
-    assert code == 0 and "kept" in out and "no [reason] at all" in out
+    assert code == 0 and out.startswith("karate: 34 nodes\n") and "kept" in out and "no [reason] at all" in out
     assert "\nfast layers: 2 (1.99 to 2.01) times as fast over 3 processes." in out
     assert "Checked to be equal on your graph;" in out
     assert "before torch's allocator 64 MiB, the process 64 MiB; now torch's allocator 32 MiB" in out
     assert "1 step does not apply" in out and "tensors go in" not in out
+
+
+def test_nodes_of_several_kinds_are_looked_at_and_checked():
+    of = ["own_models:Buys", "inputs:own_models:purchases", False, None]
+    with Worker(keep_memory=False) as worker:
+        asked = {"of": of, "names": ["fast layers"]}
+        seen = worker.call("gnnlab.optimize.search:examine", asked, timeout_s=300).get()
+        tried = worker.call("gnnlab.optimize.search:attempt", {"of": of, "plan": ["fast layers"]}, timeout_s=300).get()
+    assert seen["facts"]["read"][1] == "own_models:Buys: Buys, 32 parameters in 6 tensors, float32"
+    assert list(seen["applicable"]) == ["fast layers"]
+    assert tried["why"] is None and "your inputs" in tried["checked"]["passed"]
 
 
 @pytest.mark.parametrize(

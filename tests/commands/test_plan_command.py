@@ -37,8 +37,8 @@ def plan(processes, monkeypatch, tmp_path, command):
 
 def test_the_plan_is_printed_with_its_reasons(plan):
     code, out, err = plan("--nodes", "40", "--edges", "100")
-    words = ("40 nodes, 100 edges: stages", "Expected", "one unit", "chosen")
-    assert code == 0 and err == "" and all(word in out for word in words)
+    words = (f"times of {', '.join(UNITS)} at 3 sizes, from 20/40 to 80/300.", "40 nodes, 100 edges: stages")
+    assert code == 0 and err == "" and all(word in out for word in (*words, "Expected", "one unit", "chosen"))
 
 
 def test_a_size_outside_the_tables_says_so(plan):
@@ -51,7 +51,7 @@ def test_a_size_outside_the_tables_says_so(plan):
 )
 def test_a_graph_is_planned_and_carried_out(plan, more):
     code, out, _ = plan("--graph", "karate", "--execute", *more)
-    words = ("34 nodes, 156 edges", "the lab's own layer (", "its result differs from the plain layer's by")
+    words = ("karate: 156 edges, 34 nodes", "the lab's own layer (", "its result differs from the plain layer's by")
     assert code == 0 and all(word in out for word in words)
     assert ("--plan" not in more) or (PLAN if more[1] != SHARED else SHARED) in out
 

@@ -32,6 +32,7 @@ def test_a_model_that_fails_is_one_line(capsys, part):
 def test_memory_is_torch_s_and_the_process_s_a_graph_fits_and_the_end_says_what_was_largest(capsys):
     code, report, _ = profiled("gcn", capsys, "operators", "memory", "fit", "--memory", "24")
     memory, fit = report["memory"], report["fit"]
+    assert report["read"][0].startswith("karate: 156 edges, 34 nodes, ") and len(report["read"]) == 2
     assert code == 0 and abs(memory["process_peak_mb"] - memory["peak_mb"]) < 1 and memory["notes"] == []
     assert fit["gib"] == 24 and fit["forward_pass"]["nodes"] >= fit["training_pass"]["nodes"] > 1e5
     assert abs(fit["forward_pass"]["held_out_off"]) < 0.05

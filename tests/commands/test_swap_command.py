@@ -21,17 +21,36 @@ def swap(monkeypatch, tmp_path, command):
 
 
 def test_the_report_has_layers_times_and_memory(swap):
-    code, out, _ = swap("own_models:gcn", "--graph", "random:nodes=2000,edges=20000,features=64", "--train")
-    assert code == 0 and out.startswith("own_models:gcn on random:nodes=2000")
+    spec = "random:nodes=2000,edges=20000,features=64"
+    code, out, _ = swap("own_models:gcn", "--graph", spec, "--train")
+    graph, model, title, *_ = out.splitlines()
+    assert graph.startswith(f"{spec}: 20,000 edges, 2,000 nodes, no weights; x (2000, 64)")
+    assert model == "own_models:gcn: GCN, 547 parameters in 4 tensors, float32"
+    assert code == 0 and title.startswith("own_models:gcn on random:nodes=2000")
     assert "replaced convs.0 (GCNConv)" in out and "a forward pass on the example: " in out
     training = out.partition("forward and backward: ")[2]
     assert " ms before, " in training and "outputs and gradients: " in training and " MiB before, " in training
 
 
-def test_a_batch_of_molecules_is_made_by_a_function(swap):
-    code, out, _ = swap("own_models:pooled", "--inputs", "swap_inputs:molecules")
-    assert code == 0 and out.startswith("own_models:pooled on swap_inputs:molecules")
-    assert "conv (GCNConv)" in out
+@pytest.mark.parametrize(
+    ("model", "inputs", "read"),
+    [
+        ("own_models:pooled", "swap_inputs:molecules", "x=[45, 4], edge_index=[2, 150], batch=[45]"),
+        ("own_models:Buys", "own_models:purchases", "x_dict={user=[6, 4], item=[5, 3]}, edge_index_dict={"),
+    ],
+)
+def test_molecules_and_nodes_of_several_kinds_are_made_by_a_function(swap, model, inputs, read):
+    code, out, _ = swap(model, "--inputs", inputs)
+    assert code == 0 and out.startswith(f"{inputs}: {read}") and f"{model} on {inputs}; threads of torch: " in out
+
+
+def test_a_list_of_edges_has_a_table_of_its_nodes_beside_it(swap, tmp_path):
+    (tmp_path / "edges.csv").write_text("source,target\na,b\nb,c\nc,a\n")
+    (tmp_path / "nodes.csv").write_text("id,age,height\na,1,2\nb,3,4\nc,5,7\n")
+    code, out, _ = swap("own_models:gcn", "--graph", "edges.csv", "--nodes", "nodes.csv")
+    line = out.splitlines()[0]
+    assert code == 0 and line.startswith("edges.csv: ") and "3 edges, 3 named nodes" in line and "x (3, 2)" in line
+    assert swap("own_models:gcn", "--nodes", "nodes.csv")[0] == 2  # beside a graph that is no list of edges
 
 
 @pytest.mark.parametrize(

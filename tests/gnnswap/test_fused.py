@@ -293,9 +293,17 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert in_a_process(SECOND, **cache) == ["0", "True", "True"]
 
 
-def test_where_no_folder_can_be_written_it_compiles_all_the_same():
-    unwritable = "import numba.core.caching as c; c.CacheImpl._locator_classes = []\n"
-    assert in_a_process(unwritable + SECOND)[1] == "False"
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "c.CacheImpl._locator_classes = []",  # no folder that can be written
+        "c.IndexDataCacheFile.save = lambda *_: open('/dev/full', 'w').write('x' * 10**6)",  # a full disk
+        "c.IndexDataCacheFile.load = lambda *_: open('/')",  # what was stored cannot be read
+    ],
+)
+def test_where_compiled_code_cannot_be_stored_it_computes_all_the_same(tmp_path, fault):
+    printed = in_a_process(f"import numba.core.caching as c; {fault}\n{SECOND}", NUMBA_CACHE_DIR=str(tmp_path))
+    assert printed[1:] == ["False", "True"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

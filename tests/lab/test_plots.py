@@ -132,10 +132,17 @@ def test_an_axis_of_ratios_has_a_tick_at_1(low, high):
     assert 1 in axes.get_xticks()
 
 
-def test_a_figure_has_the_style_of_the_lab_and_neither_pyplot_nor_any_setting_is_touched():
-    with matplotlib.rc_context({"axes.labelsize": 33, "figure.facecolor": "red"}):
-        assert bars().get_facecolor()[:3] == to_rgb(plot_style.SURFACE)
-        assert matplotlib.rcParams["axes.labelsize"] == 33 and matplotlib.rcParams["figure.facecolor"] == "red"
+def written(folder):
+    record = plot_style.save(bars(), "operators", title=TITLE, alt=ALT, folder=folder)
+    return [(folder / path).read_bytes() for path in (record.png, record.svg)]
+
+
+def test_a_readers_matplotlibrc_changes_no_figure_and_neither_pyplot_nor_any_setting_is_touched(tmp_path):
+    own = {"text.usetex": True, "savefig.bbox": "tight", "axes.grid": True, "font.size": 33, "figure.facecolor": "red"}
+    usual = written(tmp_path / "usual")
+    with matplotlib.rc_context(own):
+        assert written(tmp_path / "own") == usual
+        assert {name: matplotlib.rcParams[name] for name in own} == own
     import matplotlib.pyplot as plt
 
     assert plt.get_fignums() == []

@@ -1,16 +1,36 @@
-"""The environment of a run is whole, without what it does not need."""
+"""The environment of a run is whole, without what it does not need, and says where it ran."""
 
 import json
 import platform
+
+import pytest
 
 from gnnlab import machine
 from gnnlab.lab import provenance
 
 
-def test_the_environment_has_what_matters_is_json_and_does_not_name_the_computer():
+def test_the_environment_has_what_matters_is_json_and_does_not_name_the_computer(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     environment = provenance.collect()
     assert json.loads(json.dumps(environment, allow_nan=False)) == environment
     assert environment["cpu"]["logical"] >= 1 and environment["memory_gb"] > 0 and environment["threads"] >= 1
+    assert environment["omp_num_threads"] == "1" and environment["cpu"]["usable"] == machine.cores()
     assert environment["versions"]["torch"].startswith("2.") and len(environment["load"]) == 3
     assert environment["devices"][0]["kind"] == "CPU" and environment["devices"][0]["name"] == machine.processor()
     assert platform.node() not in json.dumps(environment | {"os": None}) or not platform.node()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "phrase", "row"),
+    [
+        ({"cores": 2, "logical": 2, "usable": 2, "quota": None}, "A, 2 cores", "2 cores"),
+        ({"cores": 2, "logical": 2, "usable": 1, "quota": None}, "A, 1 of 2 cores", "1 of 2 cores"),
+        ({"cores": 4, "logical": 8, "usable": 2, "quota": 1.5}, "A, 1.5 of 8 logical cores", "1.5 of 8 logical cores"),
+        ({"cores": 2, "logical": 2}, "A, 2 cores", "not recorded"),  # a run of an earlier version
+    ],
+)
+def test_a_reader_is_told_how_many_of_the_cores_a_run_might_use(cpu, phrase, row):
+    environment = {"cpu": {"model": "A", **cpu}}
+    assert provenance.in_a_phrase(environment) == phrase
+    assert dict(provenance.in_rows(environment))["Cores that it might use"] == row
+    assert "Cores that it might use" not in dict(provenance.in_rows({}))

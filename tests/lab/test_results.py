@@ -3,12 +3,12 @@
 import errno
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import run_folders
 from moments import at_moment, killed
 from refusals import refused
 from table_rows import TORCH, counted, put, raced
@@ -77,11 +77,18 @@ def test_samples_that_are_damaged_or_missing_or_of_another_result_are_refused_in
 # ---- several runs
 
 
+def put_run(folder, result, table=None):
+    """Put a run in place; its result file."""
+    with results.Place(folder) as place:
+        results.write(place.path / results.RESULT, result, table)
+        return place.put(result.notebook) / results.RESULT
+
+
 @pytest.fixture
 def folder(tmp_path, result_file):
     """Three runs of a notebook, the newest "c"."""
     for run in "abc":
-        run_folders.put(tmp_path, result_file(run=run, notebook="01_a"), table(), at=run)
+        put_run(tmp_path, result_file(run=run, notebook="01_a"), table())
     return tmp_path
 
 
@@ -90,30 +97,65 @@ def runs(folder):
     return [result.run for result, _ in by_notebook["01_a"]], problems
 
 
-@pytest.mark.parametrize("changed", [{"parameters": {"size": 9}}, {"fingerprint": {"code": {"a.py": "2"}}}])
-def test_a_run_counts_once_the_newest_first_and_those_made_from_something_else_not_at_all(folder, result_file, changed):
+def environment(**changes):
+    """That of a run, one thing of it changed: of its processor, or itself."""
+    cpu = {"model": "A", "cores": 2, "logical": 2, "usable": 2, "quota": None}
+    seen = {"commit": "1", "threads": 2, "omp_num_threads": None, "versions": {"torch": "2"}, "load": [1.0]}
+    for name, value in changes.items():
+        (cpu if name in cpu else seen)[name] = value
+    return {"environment": {"cpu": cpu, **seen}}
+
+
+UNLIKE = {
+    "parameters": {"parameters": {"size": 9}},
+    "code": {"made_from": "2"},
+    "commit": environment(commit="2"),
+    "cores": environment(usable=1),
+    "quota": environment(quota=1.5),
+    "threads": environment(threads=1),
+    "OMP": environment(omp_num_threads="1"),
+    "machine": environment(model="B"),
+    "versions": environment(versions={"torch": "3"}),
+}
+
+
+@pytest.mark.parametrize("changed", UNLIKE.values(), ids=UNLIKE)
+def test_only_runs_that_were_made_alike_are_pooled_the_newest_first(tmp_path, result_file, changed):
+    for run, changes in (("a", {}), ("b", environment(load=[9.0])), ("d", changed), ("c", {}), ("b", {})):
+        known = environment() | {"run": run, "notebook": "01_a", **changes}
+        put_run(tmp_path, result_file(**known), table())
+    assert runs(tmp_path) == (["b", "a", "c"], [])
+
+
+def test_runs_that_did_not_record_where_they_ran_are_pooled_with_each_other_alone(folder, result_file):
     assert runs(folder) == (["c", "a", "b"], [])
-    run_folders.put(folder, result_file(run="b", notebook="01_a"), table(), at="bb")
-    run_folders.put(folder, result_file(run="d", notebook="01_a", **changed), table(), at="aa")
-    assert runs(folder) == (["c", "a", "b"], [])
+    put_run(folder, result_file(run="d", notebook="01_a", **environment()), table())
+    assert runs(folder) == (["d"], [])
 
 
 def test_a_run_that_cannot_be_read_is_a_line_and_the_others_count(folder):
-    (folder / "01_a/b/samples.parquet").write_text("PAR1")
-    (folder / "01_a/a/result.json").write_text("{")
+    (folder / "01_a/0002/samples.parquet").write_text("PAR1")
+    (folder / "01_a/0001/result.json").write_text("{")
     readable, problems = runs(folder)
     assert readable == ["c"] and len(problems) == 2
-    assert "01_a/b/samples.parquet" in problems[0] and "01_a/a/result.json" in problems[1]
+    assert "01_a/0002/samples.parquet" in problems[0] and "01_a/0001/result.json" in problems[1]
 
 
 def test_the_newest_run_that_passed_is_the_result_and_one_that_failed_since_stands_beside_it(folder, result_file):
-    failed = run_folders.put(folder, result_file(notebook="01_a", status="failed", reason="late"), at="d")
+    failed = put_run(folder, result_file(notebook="01_a", status="failed", reason="late"))
     (folder / "claims.json").write_text("{")
-    assert results.newest(folder, "01_a") == (folder / "01_a/c/result.json", failed)
+    assert results.newest(folder, "01_a") == (folder / "01_a/0003/result.json", failed)
     assert runs(folder) == (["c", "a", "b"], [])
-    passed = run_folders.put(folder, result_file(run="e", notebook="01_a"), at="e")
+    passed = put_run(folder, result_file(run="e", notebook="01_a"))
     assert results.newest(folder, "01_a") == (passed, None)
     assert results.newest(folder, "02_b") == (None, None)
+
+
+def test_a_run_is_newer_than_all_that_are_there_whatever_their_clocks_said(folder, result_file):
+    (folder / "01_a/0003").rename(folder / "01_a/20991231-235959-999999")  # as earlier versions named runs
+    path = put_run(folder, result_file(run="d", notebook="01_a", started="2001-01-01T00:00:00+00:00"), table())
+    assert results.newest(folder, "01_a")[0] == path and runs(folder)[0][0] == "d"
+    assert put_run(folder, result_file(run="e", notebook="01_a")) == results.newest(folder, "01_a")[0]
 
 
 # ---- whole or not at all
@@ -121,12 +163,11 @@ def test_the_newest_run_that_passed_is_the_result_and_one_that_failed_since_stan
 
 def work(folder, result_file, run):
     """What a run does with its files: fill a folder, put it in place."""
-    with files.locked(folder, "runs notebooks into"):
-        place = results.begin(folder, "01_a")
-        result = result_file(run=run, notebook="01_a", fingerprint={"code": {"a.py": run}})
-        results.write(place / results.RESULT, result, raced({"mine": 2.0}, seed=ord(run)))
-        (place / results.NOTEBOOK).write_text(run)
-        return results.put(place, folder, "01_a")
+    with files.locked(folder, "runs notebooks into"), results.Place(folder) as place:
+        result = result_file(run=run, notebook="01_a", made_from=run)
+        results.write(place.path / results.RESULT, result, raced({"mine": 2.0}, seed=ord(run)))
+        (place.path / results.NOTEBOOK).write_text(run)
+        return place.put("01_a")
 
 
 def state(folder):
@@ -173,8 +214,18 @@ def test_at_each_write_and_rename_the_run_before_stands_or_the_new_one_and_the_n
         gone = end(folder, result_file, wanted)
         assert state(folder) == ("a" if gone else "b") and first.joinpath(results.RESULT).read_bytes() == before, wanted
         second = work(folder, result_file, "c")
-        assert state(folder) == "c" and not list(folder.glob(".01_a.new")), wanted
+        assert state(folder) == "c" and not list(folder.glob(".run-*")), wanted
         assert {path.name for path in second.iterdir()} == {results.RESULT, results.SAMPLES, results.NOTEBOOK}
+
+
+def test_what_a_killed_run_left_goes_at_the_next_start_and_what_a_live_one_fills_stays(tmp_path):
+    dies = "import os, pathlib; from gnnlab.lab import results; "
+    dies += f"place = results.Place(pathlib.Path({str(tmp_path)!r})); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == 9
+    left, _ = sorted(tmp_path.glob(".run-*"))  # and its lock
+    with results.Place(tmp_path) as live, results.Place(tmp_path) as other:
+        assert not left.exists() and live.path.exists() and other.path.exists()
+    assert not list(tmp_path.glob(".run-*"))
 
 
 def test_the_published_schema_is_that_of_the_code():

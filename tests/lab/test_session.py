@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
-import run_folders
 import small_notebooks
 import torch
 from matplotlib.figure import Figure
@@ -77,11 +76,20 @@ def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_
     assert earlier.read_bytes() == before and results.paths(lab.folder) == [earlier]
 
 
-def test_papermill_alone_adds_a_run_of_its_own(lab, result_file):
-    earlier = run_folders.put(lab.folder, result_file(), at="1")
-    path = lab.finish()
-    assert results.newest(lab.folder, lab.notebook) == (path, None) and earlier.exists()
+def test_a_run_by_hand_stands_alone_and_says_how_to_get_its_report(lab, monkeypatch):
+    said = []
+    monkeypatch.setattr(session, "display", lambda shown, **_: said.append(getattr(shown, "data", "")))
+    for _ in range(2):  # cells may have changed between them
+        path = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"}).finish()
+    assert results.newest(lab.folder, lab.notebook) == (path, None) and len(results.paths(lab.folder)) == 2
     assert len(results.runs_of(lab.folder)[0][lab.notebook]) == 1
+    assert said[-1].endswith(": `gnnlab report outputs/quick`")
+
+
+def test_an_output_folder_may_begin_with_the_home_of_the_user(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    mine = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "~/mine"})
+    assert mine.folder == tmp_path / "home/mine" and mine.finish().is_relative_to(mine.folder)
 
 
 def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 def prepared(notebook, folder):
     """A copy with small parameters, whose outputs go to `folder/out`."""
-    values = parameters.load_yaml(ROOT / "params" / "quick" / f"{notebook.stem}.yaml") | SMALL.get(
+    values = parameters.read(ROOT / f"params/quick/{notebook.stem}.yaml", parameters.declared(notebook)) | SMALL.get(
         notebook.stem[:2], {}
     )
     values["output_dir"] = str(folder / "out")
@@ -128,7 +128,7 @@ def test_every_claim_of_a_notebook_is_judged_from_its_rows(notebook, folder):
     assert set(judged) == set(known)
     studies = {row.study for row in table}
     for id, claim in known.items():
-        needs_more = claim.needs or claim.of.logic or claim.of.cells
+        needs_more = claim.needs or claim.of.stat == "same verdict" or claim.of.cells > 1
         assert claim.of.study in studies or needs_more, f"{id} rests on {claim.of.study}, which nothing records"
         assert judged[id].why and "\n" not in judged[id].why
         if claim.of.study in studies and not claim.needs:
@@ -144,7 +144,7 @@ def unwritten(rule, forms, elsewhere=frozenset()):
 
 def only_full(notebook, quick):
     """What the lists of the parameters of full runs name beyond those of quick ones."""
-    full = parameters.load_yaml(ROOT / "params" / "full" / f"{notebook}.yaml")
+    full = parameters.read(ROOT / f"params/full/{notebook}.yaml", parameters.declared(ROOT / f"notebooks/{notebook}.ipynb"))
     lists = [(values, quick.get(name, values)) for name, values in full.items() if isinstance(values, list)]
     return {str(value) for values, fewer in lists for value in values if str(value) not in map(str, fewer)}
 

@@ -6,9 +6,9 @@ import torch
 from planted_search import Planted
 from refusals import refused
 
+from gnnlab.child import Answer
 from gnnlab.errors import GnnlabError
 from gnnlab.optimize import search, steps
-from gnnlab.worker import Answer
 
 LAYERS, MODE, COMPILE, ALLOCATOR = "fast layers", "inference mode", "torch.compile", "mallopt"
 
@@ -135,9 +135,8 @@ def test_code_that_exits_or_hangs_costs_one_line(monkeypatch, factory, words):
 
 
 @pytest.mark.parametrize(("spec", "words"), [("no_module:make", "there is no module"), ("gcn", "names no function")])
-def test_a_model_that_nothing_names_is_refused_before_a_process_starts(monkeypatch, spec, words):
-    monkeypatch.setattr(search, "Worker", None)
-    with pytest.raises(GnnlabError, match=words):
+def test_a_model_that_nothing_names_is_refused_in_one_line(spec, words):
+    with refused(words):
         search.optimize(spec, "karate")
 
 

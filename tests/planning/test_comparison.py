@@ -61,6 +61,8 @@ def recorded(*races, peers=None):
     lab.raced = Comparison(lab.study("executed_plans"), trials)
     lab.record("plan_error", lab.raced.errors(), keys=["size", "plan"])
     lab.record("plan_coverage", lab.raced.coverage(), keys=["size", "plan", "fitted"])
+    lab.summarize("plan_error", "predicted", how="median", cluster="size")
+    lab.summarize("plan_coverage", "predicted", how="share", within=0, cluster="size", fitted="no")
     lab.record("plan_regret", lab.raced.regret(), keys=["size"])
     lab.record("plan_gain", lab.raced.gain(), keys=["size"])
     return lab
@@ -106,7 +108,7 @@ def test_plans_of_one_size_are_no_samples_of_their_own():
     off = (0.7, 0.6, 1.5)
     one, verdict = recorded(race(10, 5, 4, off=off)).judge("goal.plan_error")
     assert one.estimate.value == pytest.approx(40) and one.estimate.interval is None and verdict == "open"
-    assert "one unit 30 % in the median, 1 of 1 predicted too fast" in one.rows[0].notes[0]
+    assert "one unit 30 % in the median, 1 of 1 predicted too fast" in one.rows[0].notes[1]
     many, verdict = recorded(*[race(10, 5, 4, off=off)] * 8).judge("goal.plan_error")
     assert many.estimate.interval is not None and verdict == "missed"
 

@@ -133,6 +133,7 @@ def planted(error=0.0, per_size=1, count=40):
 
 def judged(compared):
     lab, _ = record(bandwidth.off_grid_error_rows(compared, planted(error=0.3, count=10)), "off_grid_error")
+    lab.summarize("off_grid_error", "predicted", how="share", within=10, cluster="size")
     return lab.judge("goal.predictor")
 
 

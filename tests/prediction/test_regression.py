@@ -82,7 +82,9 @@ def lines(*ratios, low=0.999, high=1.001, **changes):
 def judged(lines, claim="stages.bandwidth"):
     make = {"stages.bandwidth": regression.bandwidth_ratio_rows, "stages.intercept": regression.intercept_ratio_rows}
     lab = Recorder()
-    rows = lab.record(claim.replace("stages.", "") + "_ratio", make[claim](lines), keys=["pu", "stage"]).rows
+    study = claim.replace("stages.", "") + "_ratio"
+    rows = lab.record(study, make[claim](lines), keys=["pu", "stage"]).rows
+    lab.summarize(study, "S4", how="median")
     return *lab.judge(claim), rows
 
 
@@ -106,7 +108,7 @@ def test_where_the_slope_is_not_above_0_there_is_no_bandwidth_and_the_row_says_s
     assert [(row.form, row.reason) for row in lacking] == [(regression.S4, NOT_ABOVE_0)]
     assert {row.origin.value for row in rows if row.form == regression.A_COPY} == {"interpolated"}
     figure, _, _ = judged(lines(1.0, np.nan))
-    assert len(figure.rows) == 1 and "1 of 2 stages have no such ratio" in figure.rows[0].notes[0]
+    assert figure.rows[0].notes[0] == "median of 1 cells" and "1 of 2 stages have" in figure.rows[0].notes[1]
     with pytest.raises(Untestable, match="not above 0"):
         judged(lines(np.nan))
     open_end = lines(1.0, high=np.nan)  # the slope may be 0

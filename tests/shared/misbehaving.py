@@ -6,8 +6,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
-
 kept = {}
 
 
@@ -41,13 +39,6 @@ def leave_at_once():
 
 def fail():
     raise RuntimeError("Exception from plugin.cpp:12:\nthe plugin says no")
-
-
-def eat():
-    eaten = []
-    while True:
-        eaten.append(np.ones(2**22))  # 32 MiB, written
-        time.sleep(0.005)
 
 
 def chatter():

@@ -5,7 +5,8 @@ import time
 
 import torch
 from torch import nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_mean_pool
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv, global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN, PNA
 
 
@@ -98,6 +99,26 @@ with_edges, bipartite = WithEdges, Bipartite
 
 def pooled(data):
     return Pooled(data.num_features)
+
+
+def purchases():
+    """Nodes and edges of two kinds."""
+    data, pairs = HeteroData(), torch.tensor([[0, 1, 2, 5], [0, 0, 4, 3]])
+    data["user"].x, data["item"].x = torch.rand(6, 4), torch.rand(5, 3)
+    data["user", "buys", "item"].edge_index, data["item", "of", "user"].edge_index = pairs, pairs.flip(0)
+    return data
+
+
+class Buys(nn.Module):
+    """A layer for each kind of edge."""
+
+    def __init__(self, data):
+        super().__init__()
+        buys, of = SAGEConv((4, 3), 2), SAGEConv((3, 4), 2)
+        self.conv = HeteroConv({("user", "buys", "item"): buys, ("item", "of", "user"): of})
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv(x_dict, edge_index_dict)
 
 
 def own_sum(data):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlab.campaign.cells import Cell, Settings, measure, model_for, values_of
+from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.export.export import export
 from gnnlab.units import onnxruntime_units, openvino_units, torch_units
@@ -14,7 +15,6 @@ from gnnlab.units import registry as units
 from gnnlab.units.openvino_units import OpenVINOUnit
 from gnnlab.units.torch_units import fast_block, prepare
 from gnnlab.units.unit import Availability, require_artefact
-from gnnlab.worker import Worker
 from gnnlab.workloads.graphsage import sage
 
 FEATURES = 6

@@ -1,5 +1,6 @@
 """A user's own graph file is read as it is, or refused in one line that names the file."""
 
+import gzip
 from pathlib import Path
 
 import networkx as nx
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from refusals import refusal
-from scipy.sparse import csr_array
-from torch_geometric.data import Data, HeteroData
+from scipy.sparse import csr_array, save_npz
+from torch_geometric import transforms as T
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from gnnlab.workloads import graphs
 
@@ -67,64 +69,209 @@ def test_an_npz_that_is_no_graph_is_refused(changes, part, tmp_path):
     assert line.startswith(str(path)) and part in line
 
 
+def write(path, content):
+    """Text, also packed, a graph of networkx as GraphML, or what torch saves."""
+    if isinstance(content, str):
+        (gzip.open if path.suffix == ".gz" else open)(path, "wb").write(content.encode())
+    elif isinstance(content, nx.Graph):
+        nx.write_graphml(content, path)
+    elif isinstance(content, dict) and path.suffix == ".npz":
+        np.savez(path, **content)
+    elif content is not None:
+        torch.save(content, path)
+    return path
+
+
+TRIANGLE = [[0, 1, 2], [1, 2, 0]]
+GRAPHML = """<graphml><key attr.name="vip" attr.type="int" for="node" id="w"><default>2</default></key>
+<key attr.name="weight" attr.type="double" for="edge" id="e"><default>2.5</default></key>
+<graph edgedefault="directed"><node id="a"><data key="w">1</data></node><node id="b"/>
+<edge source="a" target="b"/><edge source="b" target="a"><data key="e">1</data></edge></graph></graphml>"""
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("name", "text", "said"),
     [
-        "0,1\n1,2\n2,0\n",
-        "To,From\r\n1,0\r\n2,1\r\n0,2",
-        "\ufeffsrc, dst\n0, 1\n\n1, 2\n2, 0\n",
-        "a,b\nb,c\nc,a\n",
-        "10,200\n200,3000\n3000,10\n",
+        ("a.csv", "0,1\n1,2\n2,0\n", "no header; 3 edges, 3 nodes"),
+        ("a.csv", "To,From\r\n1,0\r\n2,1\r\n0,2", "header To,From; 3"),
+        ("a.csv", "\ufeffsrc, dst\n0, 1\n\n1, 2\n2, 0\n", "header src,dst"),
+        ("a.csv", "a,b\nb,c\nc,a\n", "no header; 3 edges, 3 named nodes"),
+        ("a.csv", "u,v\nv,w\nw,u\n", "no header"),
+        ("a.csv", "n1,n2\nn2,n3\nn3,n1\n", "no header"),
+        ("a.csv", "10,200\n200,3000\n3000,10\n", "ids 10..3000 numbered 0..2"),
+        ("a.csv", "u,v\n1.0,2.0\n2.0,3\n3.0,1\n", "header u,v; ids 1..3"),
+        ("a.csv", "source,target\n007,7\n7,0007\n0007,007\n", "3 named nodes"),
+        ("a.csv", "x1,x2\n0,1\n1,2\n2,0\n", "header x1,x2"),
+        ("a.csv", "gene_A,gene_B\nf,g\ng,hh\nhh,f\n", "header gene_A,gene_B"),
+        ("a.tsv", "Quelle ID\tZiel ID\nf\tg\ng\thh\nhh\tf\n", "header Quelle ID,Ziel ID"),
+        ("a.csv", ",source,target\n0,f,g\n1,g,h\n2,h,f\n", "not used: row numbers"),
+        ("a.csv", "Source,Target,Type,Id,Label\nf,g,Directed,5,\ng,h,Directed,6,\nh,f,Directed,7,\n", "text of Type"),
+        ("a.csv", '"source" "target"\n"1" "f" "g"\n"2" "g" "h"\n"3" "h" "f"\n', "blanks between cells"),
+        ("a.csv", "sep=;\nA;B\nB;C\nC;A\n", "semicolons between cells"),
+        ("a.csv", "0,1,\n1,2,\n2,0,\n,,\n", "no header; 3 edges"),
+        ("a.tsv", "f\tlikes\tg\ng\tlikes\th\nh\tlikes\tf\n", "text in column 2"),
+        ("a.tsv", "head\trelation\ttail\nf\tlikes\tg\ng\tlikes\th\nh\tlikes\tf\n", "text of relation"),
+        ("a.csv", ",a,b,c\na,0,1,0\nb,0,0,1\nc,1,0,0\n", "a matrix of 3 x 3"),
+        (
+            "a.txt",
+            "# Nodes: 3\n# From\tTo\n0\t1\n# middle\n1\t2\n2\t0\n",
+            "header From,To; 3 comments",
+        ),
+        ("a.txt", "#source,target\nf,g\ng,h\nh,f\n", "header source,target; 1 comment"),
+        ("a.txt.gz", "% asym\n0 1\n1 2 \n 2  0\n", "a.txt.gz: no header; 1 comment left"),
+        ("a.edges", "0 1\n1 2\n2 0\n", "no header"),
+        ("a.txt", "0 1 1082040961\n1 2 1082040962\n2 0 1082040963\n", "column 3, times"),
+        ("a.tsv", "0\t1\t1\t1082040961\n1\t2\t1\t1082040962\n2\t0\t1\t1082040963", "column 3, 1 everywhere, column 4"),
+        (
+            "a.mtx",
+            "%%MatrixMarket matrix coordinate pattern general\n3 3 3\n1 2\n2 3\n3 1\n",
+            "a.mtx: 3 edges, 3 nodes",
+        ),
     ],
 )
-def test_edge_lists_of_every_manner_give_the_same_graph(text, tmp_path):
-    path = tmp_path / "edges.csv"
-    path.write_text(text, encoding="utf-8", newline="")
-    data = graphs.load(path)
-    assert data.edge_index.tolist() == [[0, 1, 2], [1, 2, 0]] and data.num_nodes == 3
-    assert data.get("edge_weight") is None and data.x.shape == (3, 5)
+def test_edge_lists_of_every_manner_give_the_same_graph_and_say_how_they_were_read(name, text, said, tmp_path):
+    data = graphs.load(write(tmp_path / name, text))
+    assert data.edge_index.tolist() == TRIANGLE and data.num_nodes == 3 and data.name == "a"
+    assert data.get("edge_weight") is None and data.get("edge_attr") is None and data.x.shape == (3, 5)
+    line = graphs.read_as(data)
+    assert said in line and "no weights; x: 5 degree columns made here; no y" in line and "\n" not in line
 
 
-def test_edge_lists_may_have_weights_features_tabs_and_repeated_edges(tmp_path):
-    (tmp_path / "edges.tsv").write_text("u\tv\t0.5\nu\tv\t-2\n")
-    data = graphs.load(tmp_path / "edges.tsv")
-    assert data.edge_index.tolist() == [[0, 0], [1, 1]] and data.edge_weight.tolist() == [0.5, -2]
-    (tmp_path / "edges.csv").write_text("length,source,target,weight,time\n0.5,0,1,2,7\n1.5,1,0,3,8\n")
-    data = graphs.load(tmp_path / "edges.csv")
-    assert data.edge_attr.tolist() == [[0.5, 7], [1.5, 8]] and data.edge_attr.dtype == torch.float32
-    assert data.edge_weight.tolist() == [2, 3]
+@pytest.mark.parametrize(
+    ("name", "text", "weights", "attr"),
+    [
+        ("a.tsv", "u\tv\t0.5\nu\tv\t-2\n", [0.5, -2], None),
+        ("a.csv", "length,source,target,weight,time\n0.5,0,1,2,7\n1.5,0,1,3,8\n", [2, 3], [[0.5, 7], [1.5, 8]]),
+        ("a.csv", "Source;Target;Weight\nA;B;0,5\nA;B;1,25\n", [0.5, 1.25], None),
+        ("a.csv", "a,b,weight\nn1,n2,3\nn1,n2,4\n", [3, 4], None),
+        ("a.csv", "0,1,4,1289241911.75\n0,1,2,1289241941.5\n", [4, 2], None),
+        ("a.csv", "src,dst,time\n0,1,1262347230\n0,1,1262347231\n", None, [[1262347230], [1262347231]]),
+        ("a.csv", "src,dst,time\n0,1,1262347230.5\n0,1,1262347231\n", None, [[1262347230.5], [1262347231]]),
+        ("a.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 2 0.5\n1 2 3\n", [0.5, 3], None),
+    ],
+)
+def test_weights_and_features_of_edges_are_exact(name, text, weights, attr, tmp_path):
+    data = graphs.load(write(tmp_path / name, text))
+    assert data.edge_index.tolist() == [[0, 0], [1, 1]]
+    assert (data.edge_weight.tolist() if "edge_weight" in data else None) == weights
+    assert (data.edge_attr.tolist() if "edge_attr" in data else None) == attr
+    if attr and attr[0][0] < 1e6:
+        assert data.edge_attr.dtype == torch.float32
+
+
+def test_neighbours_are_read_where_each_edge_stands_in_both_directions(tmp_path):
+    data = graphs.load(write(tmp_path / "a.csv", "0,1,2\n1,0,2\n2,0,1\n"))
+    assert data.edge_index.tolist() == [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]] and data.get("edge_weight") is None
+    assert graphs.load(write(tmp_path / "b.csv", "0,1,2\n1,0,2\n2,0,2\n")).edge_weight.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("edges", "nodes", "x", "y"),
+    [
+        ("0,2\n2,1\n", "id,age,label\n2,5,1\n0,3,0\n1,4,1\n3,6,0\n", [[3], [4], [5], [6]], [0, 1, 1, 0]),
+        ("f,h\nh,g\n", "name;age;city\nf;0,5;A\ng;1,5;C\nh;2,5;B\nk;1;D\n", [[0.5], [1.5], [2.5], [1]], None),
+        ("1,3\n3,2\n", "1\t0.5\tA\n2\t1.5\tB\n3\t2.5\tB\n4\t1\tA\n", [[0.5], [1.5], [2.5], [1]], [0, 1, 1, 0]),
+    ],
+)
+def test_a_file_of_nodes_gives_features_labels_and_nodes_without_edges(edges, nodes, x, y, tmp_path):
+    data = graphs.load(write(tmp_path / "e.csv", edges), nodes=write(tmp_path / "n.csv", nodes))
+    assert data.edge_index.tolist() == [[0, 2], [2, 1]] and data.x.tolist() == x
+    assert (data.y.tolist() if "y" in data else None) == y and "nodes of n.csv" in graphs.read_as(data)
+    write(tmp_path / "n.csv", "\n".join(nodes.split("\n")[:2]))
+    assert "of the edges is not in n.csv; add it there" in refusal(
+        graphs.load, tmp_path / "e.csv", nodes=tmp_path / "n.csv"
+    )
+
+
+FEATURES, LABELS, PAIRS = np.array([[1, 0.5], [0, 2], [0, 0]]), np.array([0, 1, 1]), np.array(TRIANGLE)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"edge_index": PAIRS, "features": FEATURES, "labels": LABELS}, ""),
+        ({"edges": PAIRS.T, "X": FEATURES, "Y": LABELS, "train_idx": LABELS}, "not used: train_idx (3,)"),
+        ({"edge_index": PAIRS, "node_feat": FEATURES, "num_nodes": np.array(3), "node_label": LABELS}, ""),
+        ({"adj": np.array([[0, 1, 0], [0, 0, 1], [1, 0, 0]]), "feat": FEATURES, "y": LABELS}, ""),
+        ({"adj_data": np.ones(3), "adj_indices": PAIRS[1], "adj_indptr": np.arange(4), "adj_shape": np.array([3, 3])}
+         | {"attr_matrix": FEATURES, "label": LABELS}, ""),
+    ],
+)  # fmt: skip
+def test_arrays_are_read_by_the_names_that_people_give(arrays, said, tmp_path):
+    for name, content in (("a.npz", arrays), ("a.pt", {name: torch.tensor(value) for name, value in arrays.items()})):
+        data = graphs.load(write(tmp_path / name, content))
+        assert (
+            data.edge_index.tolist() == TRIANGLE and np.array_equal(data.x, FEATURES) and data.y.tolist() == [0, 1, 1]
+        )
+        assert said in (line := graphs.read_as(data)) and "x (3, 2); y: 2 classes" in line
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_a_matrix_that_scipy_saved_is_read(kind, tmp_path):
+    save_npz(tmp_path / "a.npz", csr_array(np.array(ADJACENCY)).asformat(kind))
+    data = graphs.load(tmp_path / "a.npz")
+    assert data.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]] and data.edge_weight.tolist() == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("a.csv", "", "EmptyDataError"),
+        ("a.csv", "", "it holds no rows; write one edge a row"),
         ("a.csv", "0,1\n1,-2\n", "negative"),
-        ("a.csv", "0,1,2,3\n", "needed: rows of"),
-        ("a.csv", "0\n1\n", "'target'"),
-        ("a.csv", "source,target,time\n0,1,\n", "edge_attr holds nan"),
-        ("a.csv", "source,target,time,time\n0,1,2,3\n", "time,time"),
-        ("a.csv", "from_node,to_node\n0,1\n1,2\n", "header 'from_node,to_node' is not understood"),
-        ("a.pt", "no pickle at all", "needed: one torch_geometric Data"),
-        ("a.pt", HeteroData(), "it holds HeteroData"),
-        ("a.pt", {"x": torch.ones(2, 1)}, "it holds {'x'"),
+        ("a.csv", "0,1,2,3\n", "4 columns without names; write a header"),
+        ("a.csv", "0\n1\n", "write one edge a row"),
+        ("a.csv", "source,target\n", "a header and no rows"),
+        ("a.txt", "4 3\n0 1\n1 2\n2 3\n", "may be an edge or the numbers of nodes and edges"),
+        ("a.txt", "4\n2 1\n3 1 2\n", "rows have 1 to 3 cells"),
+        ("a.csv", "source,target\r0,1\r", "line feeds"),
+        ("a.csv", "0.5,1.5\n2.5,3\n", "fraction"),
+        ("a.csv", "source,target,time\n0,1,\n0,1,2\n", "column time holds nan or nothing in 1 of 2 rows"),
+        ("a.csv", "source,target,time,time\n0,1,2,3\n", "two columns have the name 'time'"),
+        ("a.csv", "source,target,w\n0,1,True\n", "column w holds text, 'True'"),
+        ("a.csv", "source,target\n0,1,2\n1,2,3\n", "name each column"),
+        ("a.csv", "user_id,item_id\n0,1\n1,2\n", "header 'user_id,item_id' is not understood; name the columns"),
+        ("a.csv", "User,Friend\nAnna,Bert\nBert,Cleo\n", "may be a header or an edge"),
+        ("a.csv", "source;target;n\n1;2;610,086\n", "may be 610086 or 610.086"),
+        ("a.csv", ";A;B\nA;1.5;0\nB;1;2\n", "networkx.from_pandas_adjacency"),
+        ("a.csv", "source,target\n#ai,#ml\n#ml,#py\n", "may be a comment or an edge"),
+        ("a.csv", "\ufffe\0s", "save it so (in Excel: CSV UTF-8)"),
+        ("a.csv", "1," * 10_001, "a line of more than 10,000 cells"),
+        ("a.csv", 'source,target\n"a,b\nc,d\n', "quotation mark"),
+        ("a.txt", "f g {'weight': 2.0}\n", "networkx.read_edgelist"),
+        ("a.edges", "ann bob 2.0\n", "call one with names .txt"),
+        ("a.gml", "graph []", 'networkx.write_graphml(networkx.read_gml("a.gml"), "new.graphml")'),
+        ("a.graphml.gz", "<a/>", "gunzip a.graphml.gz"),
+        ("a.mtx", "%%MatrixMarket matrix coordinate real general\n2 3 1\n1 2 0.5\n", "must be square"),
+        ("a.npz", {"edge_index": PAIRS.T[:, :1]}, "write it as (2, E)"),
+        ("a.npz", {"edge_index": PAIRS, "y": np.array(["a", "b", "c"])}, "numpy.unique"),
+        ("a.npz", {"edge_index": PAIRS, "x": FEATURES, "y": LABELS[:2]}, "give each node one"),
+        ("a.npz", {"edge_index": PAIRS * 10**7}, "number the nodes of the edges 0..N-1"),
+        ("a.npz", {"edge_index": PAIRS, "attr_data": np.ones(1), "attr_indices": np.array([1])}
+         | {"attr_indptr": np.array([0, 1, 1, 1]), "attr_shape": np.array([3, 10**9])}, "GB of memory when dense"),
+        ("a.npz", {"x": FEATURES}, "there is no edge_index (2, E) among 'x'"),
+        (
+            "a.npz",
+            {"edge_index": PAIRS, "x": FEATURES, "feat": FEATURES},
+            "feat and another array are both x; keep one",
+        ),
+        ("a.pt", "no pickle at all", "it holds no saved object; save"),
+        ("a.pt", HeteroData(), "--inputs module:function"),
+        ("a.pt", torch.ones(3, 2), "got Tensor"),
+        ("a.pt", {"x": torch.ones(2, 1)}, "there is no edge_index"),
+        ("a.pt[3]", [Data(), Data()], "[0] to [1]"),
+        ("a.pt[0]", Data(), "leave [0] out"),
         ("a.pt", Data(own=Path("a class that torch does not load")), "it holds pathlib"),
         ("a.graphml", "<a/>", "needed: GraphML"),
         ("a.graphml", nx.empty_graph(3), "no edges"),
         ("a.graphml", nx.node_link_graph({"nodes": [{"id": 0, "s": 1.0}, {"id": 1}], "edges": []}), "lack a number"),
-        ("a.graphml", nx.Graph([(0, 1, {"weight": 1.0}), (1, 2, {})]), "a weight at each edge"),
+        ("a.graphml", nx.Graph([(0, 1, {"weight": 1.0}), (1, 2, {})]), "some edges lack a weight"),
+        ("a.graphml", GRAPHML.replace("<default>2</default>", ""), "lack a number that others have, or it is nan: vip"),
         ("missing.npz", None, "no such file"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_graph_is_refused(name, content, part, tmp_path):
-    path = tmp_path / name
-    if isinstance(content, str):
-        path.write_text(content)
-    elif isinstance(content, nx.Graph):
-        nx.write_graphml(content, path)
-    elif content is not None:
-        torch.save(content, path)
-    line = refusal(graphs.load, path)
+    path = write(tmp_path / name.partition("[")[0], content)
+    line = refusal(graphs.load, tmp_path / name)
     assert line.startswith(str(path)) and part in line
 
 
@@ -136,6 +283,39 @@ def test_a_pt_file_keeps_all_fields(tmp_path):
     torch.save(data, tmp_path / "saved.pt")  # as the lab has it
     again = graphs.load(tmp_path / "saved.pt")
     assert again.name == "saved" and torch.equal(again.x, data.x)
+
+
+def test_what_pyg_saves_after_its_own_methods_and_of_several_graphs_is_read(tmp_path):
+    edges = torch.tensor(TRIANGLE)
+    made = Data(x=torch.ones(3, 2), edge_index=edges, y=torch.tensor([0, 1, 1]))
+    several = [made, Data(x=torch.ones(2, 1), edge_index=edges[:, :1])]
+    whole, slices = InMemoryDataset.collate(several[:1] * 2)
+    made.node_attrs()
+    symmetric = T.ToUndirected()(made)
+    train, *_ = T.RandomLinkSplit(num_val=0.3, num_test=0)(made)
+    cases = {
+        "a.pt": (symmetric, 3, 6),
+        "b.pt": (made.sort(), 3, 3),
+        "c.pt": (train, 3, train.num_edges),
+        "d.pt": (T.Pad(5, 9)(made), 5, 9),
+        "e.pt": (Data(x=np.ones((3, 2)), edge_index=edges), 3, 3),
+        "f.pt[1]": (several, 2, 1),
+        "g.pt[1]": ((whole, slices), 3, 3),
+        "h.pt": ((made.to_dict(), None, Data), 3, 3),
+        "i.pt": ((whole.to_dict(), slices, Data), 3, 3),
+    }
+    for name, (content, nodes, count) in cases.items():
+        write(tmp_path / name.partition("[")[0], content)
+        data = graphs.load(tmp_path / name)
+        assert (data.num_nodes, data.num_edges) == (nodes, count), name
+    assert graphs.read_as(graphs.load(tmp_path / "f.pt")).startswith("f.pt: graph 0 of 2; 3 edges, 3 nodes")
+
+
+def test_an_adjacency_in_place_of_the_edges_is_read(tmp_path):
+    adj_t = torch.tensor([[0, 0, 3.0], [1, 0, 0], [0, 1, 0]]).to_sparse()  # [i, j]: from j to i
+    data = graphs.load(write(tmp_path / "a.pt", Data(x=torch.ones(3, 1), adj_t=adj_t)))
+    edges = dict(zip(map(tuple, data.edge_index.t().tolist()), data.edge_weight.tolist(), strict=True))
+    assert edges == {(0, 1): 1, (1, 2): 1, (2, 0): 3}
 
 
 def test_graphml_gives_both_directions_of_undirected_edges_weights_and_features(tmp_path):
@@ -151,3 +331,26 @@ def test_graphml_gives_both_directions_of_undirected_edges_weights_and_features(
     nx.write_graphml(nx.DiGraph([("a", "b"), ("b", "c")]), tmp_path / "directed.graphml")
     data = graphs.load(tmp_path / "directed.graphml")
     assert data.edge_index.tolist() == [[0, 1], [1, 2]] and data.x.shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "x", "y", "said"),
+    [
+        ({"x": [1.5, 2], "y": [0.5, 3], "size": [1.0, 1]}, None, None, "not used: drawing x, y, size"),
+        ({"x": [1.5, 2], "y": [0, 1]}, [[1.5], [2]], [0, 1], "x of x"),
+        ({"Label": [0, 1], "y": [0.5, 3]}, [[0.5], [3]], [0, 1], "x of y"),
+        ({"name": ["f", "g"]}, None, None, "not used: text of name"),
+    ],
+)
+def test_attributes_of_graphml_are_told_from_its_drawing(attributes, x, y, said, tmp_path):
+    graph = nx.DiGraph([("a", "b")])
+    for name, values in attributes.items():
+        nx.set_node_attributes(graph, dict(zip("ab", values, strict=True)), name)
+    data = graphs.load(write(tmp_path / "a.graphml", graph))
+    assert x is None or data.x.tolist() == x
+    assert (data.y.tolist() if "y" in data else None) == y and said in graphs.read_as(data)
+
+
+def test_defaults_of_graphml_stand_where_nothing_else_does(tmp_path):
+    data = graphs.load(write(tmp_path / "a.graphml", GRAPHML))
+    assert data.x.tolist() == [[1], [2]] and data.edge_weight.tolist() == [2.5, 1]

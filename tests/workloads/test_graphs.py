@@ -101,12 +101,13 @@ def test_degrees_tell_the_distributions_apart_at_both_densities(edges):
     ("spec", "part"),
     [
         ("random:", "allowed are nodes=, edges="),
-        ("random:nodes=10", "edges='': Field required"),
+        ("random:nodes=10", "edges= is needed"),
         ("random:nodes=3,edges=7", "at most 6"),
         ("random:nodes=10000000,edges=5,features=1000", "exceed"),
         ("random:nodes=10,edges=5,degree=uniform", "degrees="),
         ("digitz", "did you mean digits?"),
-        *((spec, "is no graph") for spec in ("", ".", "x" * 5000, "a\nb.csv", "graph.txt")),
+        *((spec, "is no graph") for spec in ("", "x" * 5000, "a\nb.csv", "graph.docx")),
+        (".", "a folder; name a file in it"),
         *((spec, "a name, a path or a torch_geometric Data") for spec in (None, 5, HeteroData())),
         (Path("nowhere.npz"), "no such file"),
     ],
@@ -122,14 +123,32 @@ def test_a_data_object_is_checked_and_left_as_it_was():
 
 
 @pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("karate", "karate: 156 edges, 34 nodes, no weights; x (34, 34); y: 4 classes"),
+        (
+            Data(edge_index=torch.tensor(EDGES), edge_attr=torch.ones(3, 2), y=torch.ones(1, 9)),
+            "graph: 3 edges, 3 nodes, no weights; edge_attr (3, 2); x: 5 degree columns made here; y (1, 9)",
+        ),
+    ],
+)
+def test_one_line_says_what_was_read(given, line):
+    data = graphs.load(given)
+    assert graphs.read_as(data) == graphs.read_as(graphs.load(data)) == line
+
+
+@pytest.mark.parametrize(
     ("fields", "part"),
     [
-        ({"edge_index": [[0, 1], [1, 3]]}, "larger indices than the number of nodes"),
+        ({"edge_index": [[0, 1], [1, 3]]}, "edge_index holds node 3, and there are 3; number them 0..2"),
         ({"edge_index": [[0.0], [1.0]]}, "integers"),
         ({"edge_index": None}, "no edges"),
         ({"edge_index": None, "x": None}, "no nodes"),
         ({"x": [[1.0], [float("nan")], [1.0]]}, "x holds nan"),
-        ({"edge_weight": [1.0]}, "RuntimeError: shape '[3]'"),
+        ({"edge_weight": [1.0]}, "edge_weight must hold 3 numbers"),
+        ({"x": [[[1.0]] * 4] * 3}, "x has shape (3, 4, 1), and (N, F) is needed: x.flatten(1)"),
+        ({"x": [[1j]] * 3}, "torch.view_as_real(x).flatten(1)"),
+        ({"edge_index": [[0, 1], [1, 2 * 10**7]], "x": None}, "number the nodes of the edges 0..N-1"),
     ],
 )
 def test_a_broken_data_object_is_refused(fields, part):
@@ -148,8 +167,10 @@ class Molecules:
     def __init__(self, root, name):
         assert name == "Peptides-func"
 
+    def __len__(self):
+        return 4
+
     def __getitem__(self, i):
-        assert i < 4, f"no graph {i}"
         return Data(x=torch.full((3 + i, 2), i), edge_index=torch.tensor(EDGES), y=torch.tensor([i]))
 
 
@@ -170,13 +191,13 @@ def test_without_a_network_one_line_says_so(spec, monkeypatch, tmp_path):
 def test_a_data_set_of_many_graphs_gives_its_first_or_another(spec, nodes, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "LRGBDataset", Molecules)
     data = sound(graphs.load(spec, cache=tmp_path))
-    assert data.num_nodes == nodes and data.name.startswith("lrgb:Peptides-func")
+    assert data.num_nodes == nodes and data.name.startswith("lrgb:Peptides-func") and " of 4; " in graphs.read_as(data)
 
 
 @pytest.mark.parametrize(
     ("spec", "part"),
     [
-        ("lrgb:Peptides-func[4]", "no graph 4"),
+        ("lrgb:Peptides-func[4]", "it has 4 graphs; write [0] to [3]"),
         ("lrgb:Peptide", "Peptides-func"),
         ("lrgb:Cora", "LRGBDataset has no data set 'Cora'"),
         ("planetoid:Coro", "Cora, CiteSeer, PubMed"),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal, refused
 
-from gnnlab.workloads.tables import MISSING, FeatureTable, Target, load, planted, read_columns, scores
 from gnnlab.workloads.tables import TARGETS as PLANTED
+from gnnlab.workloads.tables import FeatureTable, Target, load, planted, read_columns, scores
 
 SPECS = (Target("outcome", "classes", 3), Target("phenotypes", "labels", 2))
 
@@ -110,27 +110,47 @@ def test_csv_tsv_and_parquet_of_one_table_read_alike(tmp_path_factory, rows):
     read = [read_columns(folder / f"a.{kind}", ["dose", "drug", "gene"]) for kind in ("csv", "tsv", "parquet")]
     cells = [frame.astype(object).where(frame.notna(), None).to_numpy().tolist() for frame in read]
     assert cells[0] == cells[1] == cells[2]
-    assert [row[1] for row in cells[0]] == [None if d.strip() in MISSING else d.strip() for d, _, _ in rows]
+    assert [row[1] for row in cells[0]] == [d.strip() or None for d, _, _ in rows]
 
 
 def test_byte_order_marks_quotes_and_line_ends_are_understood(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b'\xef\xbb\xbfdrug , gene,dose\r\n"a, b","c\nd",1\r\n"e ""f""",NA,\r\n')
     cells = read_columns(path, ["drug", "gene", "dose"]).astype(object).to_numpy().tolist()
-    assert cells == [["a, b", "c\nd", "1"], ['e "f"', pd.NA, pd.NA]]
+    assert cells == [["a, b", "c\nd", "1"], ['e "f"', "NA", pd.NA]]
 
 
 def test_missing_values_become_index_0_rows_without_a_target_are_left_out_and_both_are_counted(tmp_path):
-    path = write(tmp_path / "a.csv", drug=["b", None, "NA", "a", "b", "b"])
+    path = write(tmp_path / "a.csv", drug=["b", None, " ", "a", "b", "b"])
     table = load(path, fields=FIELDS, targets=TARGETS)
     assert table.fields[:, 0].tolist() == [2, 0, 0, 1, 2, 2]
     assert "field drug: 2 of 6 values missing, read as index 0" in table.notes
-    outcome, signs = ["no", None, "no", "yes", "yes", "nan"], ["p;r", "p", "", "r", "p", "p"]
+    outcome, signs = ["no", None, "no", "yes", "yes", " "], ["p;r", "p", "", "r", "p", "p"]
     table = load(write(tmp_path / "b.csv", outcome=outcome, signs=signs), fields=FIELDS, targets=TARGETS)
     assert len(table) == 3 and table.fields[:, 0].tolist() == [2, 1, 2]
     assert table.notes[0] == "3 of 6 rows are left out: a target is missing"
     table = load(write(tmp_path / "c.csv", drug=["a"] * 6), fields=FIELDS, targets=TARGETS)
     assert table.field_names == ("gene",) and "field drug is left out: it holds one value only" in table.notes
+
+
+def test_none_and_na_are_classes_of_text_and_missing_among_numbers(tmp_path):
+    outcome, gene = ["None", "NA", "Apnea"] * 2, ["1", "2", "nan", "1", "N/A", "2"]
+    for kind in ("csv", "parquet"):
+        path = tmp_path / f"a.{kind}"
+        frame = pd.DataFrame(
+            {"drug": DRUGS, "gene": gene if kind == "csv" else [1.0, 2, None, 1, None, 2], "y": outcome}
+        )
+        frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+        table = load(path, fields=FIELDS, targets=["y"])
+        assert table.specs == (Target("y", "classes", 3),) and table.targets["y"].tolist() == [2, 1, 0] * 2
+        assert table.fields[:, 1].tolist() == [1, 2, 0, 1, 0, 2]
+        assert "6 rows" in table.read_as and "field gene: 2 of 6 values missing" in table.read_as
+
+
+def test_names_of_columns_that_are_integers_are_understood(tmp_path):
+    pd.DataFrame({0: DRUGS, 1: ["no", "yes"] * 3}).to_parquet(path := tmp_path / "a.parquet")
+    assert load(path, fields=["0"], targets=["1"]).field_names == ("0",)
+    assert "no column 'drug'; there are '0, 1'" in no_table(path)
 
 
 @pytest.mark.parametrize(
