@@ -11,6 +11,7 @@ times.scatter(x="measured", y="predicted")             # two forms of the same c
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -108,17 +109,17 @@ class Study:
 
     def fastest(self) -> tuple[str, str, Estimate] | None:
         """The form that is measurably faster than its baseline by most, that baseline, and the gain (the geometric mean
-        over cells). None where no form is.
+        over cells). Of several baselines that of most rows counts. None where no form is faster.
 
         Only forms count that ran in every cell and compute the same (`SAME`), by more than looking up a known answer.
         """
         equal = [row for row in self._raced() if (row.parity_error or 0.0) <= SAME]
         equal = [row for row in equal if not any(note.endswith(ANSWER_KNOWN) for note in row.notes)]
-        found = []
-        for base in dict.fromkeys(row.baseline for row in equal):
+        for base, _ in Counter(row.baseline for row in equal).most_common():
             gains = over_baseline([row for row in equal if row.baseline == base], everywhere=True)
-            found += [(form, base, gain) for form, gain in gains.items() if gain.low is not None and gain.low > 1]
-        return max(found, key=lambda one: one[2].value, default=None)
+            if faster := [(form, base, gain) for form, gain in gains.items() if gain.low is not None and gain.low > 1]:
+                return max(faster, key=lambda one: one[2].value)
+        return None
 
     def finding(self) -> str:
         """What the rows say, in one sentence: "GAT layer: gnnlab is 4.8× (4.1 to 5.4×) as fast as PyG"."""
@@ -178,6 +179,8 @@ class Study:
             fig = plots.samples(taken, **axis, title=self.finding())
             return self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
         frame, label, unit = self._numbers(y)
+        if frame.empty:
+            return self._lab.say("\n".join([f"{self.title}: there is nothing to compare.", "", *self._remarks()]))
         if log is None:
             values = frame["value"][frame["value"] > 0]
             wide = len(values) and (values.max() / values.min() > 5 or y == "ratio")

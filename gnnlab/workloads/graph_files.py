@@ -85,7 +85,7 @@ def read_graphml(path: Path) -> Data:
     names = sorted(columns, key=lambda name: (name.lower() != "label", name.lower()))
     label = next((name for name in names if name.lower() in ("label", "y")), None)
     if label:
-        data.y = torch.from_numpy(_labels(columns.pop(label).to_numpy()))
+        data.y = torch.from_numpy(narrow(columns.pop(label).to_numpy() * 1))  # True is 1
     if columns:
         data.x = torch.tensor(np.stack([columns[name].to_numpy(np.float64) for name in sorted(columns)], axis=1))
     unused += [f"text of {name}" for name in of_nodes if of_nodes[name].map(type).eq(str).any()]
@@ -127,7 +127,7 @@ def read_pt(path: Path, place: int | None = None) -> Data:
     try:  # torch fills no defaultdict, in which PyG's objects remember the kinds of their fields: a dict does as well
         torch.serialization.clear_safe_globals()
         own = [safe for safe in before if safe is not collections.defaultdict]
-        torch.serialization.add_safe_globals([*own, *SAFE, (_plain_dict, "collections.defaultdict")])
+        torch.serialization.add_safe_globals([*own, *SAFE, (lambda *_: {}, "collections.defaultdict")])
         data = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
@@ -151,10 +151,6 @@ def read_pt(path: Path, place: int | None = None) -> Data:
     return data
 
 
-def _plain_dict(*_: Any) -> dict:
-    return {}
-
-
 def _graph_at(several: list | tuple, place: int) -> tuple[Any, int]:
     """The graph at `place` of a list, or of all graphs in one with the places where they begin, and their number."""
     if isinstance(several, list):
@@ -163,7 +159,7 @@ def _graph_at(several: list | tuple, place: int) -> tuple[Any, int]:
             raise GnnlabError("it holds an empty list; save one torch_geometric Data")
         if place < count:
             return several[place], count
-    elif len(several) in (2, 3) and isinstance(several[1], Mapping | None):
+    elif len(several) > 1 and isinstance(several[0], Mapping | Data) and isinstance(several[1], Mapping | None):
         whole = Data.from_dict(several[0]) if isinstance(several[0], Mapping) else several[0]
         if several[1] is None:
             return whole, 1
@@ -266,10 +262,6 @@ def narrow(values: np.ndarray) -> np.ndarray:
     return values.astype(
         {"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype), order="C"
     )
-
-
-def _labels(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64, order="C")
 
 
 def read_packed(path: Path) -> Data:

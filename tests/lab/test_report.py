@@ -147,6 +147,7 @@ def test_a_run_without_an_executed_notebook_has_a_page_of_its_figures_and_number
     result(run.parent.name, tmp_path, figures=[record], rows=[row.model_dump() for row in rows])
     index = report.build_site(tmp_path).read_text(encoding="utf-8")
     html = read(tmp_path, "01_profile_bottlenecks.html")
+    assert 0 < index.index('id="gains"') < index.index('id="notebooks"')
     assert "run it again" not in index + html and "This run left no executed notebook" in html
     assert "Gat layer: gnnlab is 2.00× (1.90 to 2.10×) as fast as PyG" in html and 'id="fig-operators"' in html
 

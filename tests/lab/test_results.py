@@ -228,6 +228,17 @@ def test_what_a_killed_run_left_goes_at_the_next_start_and_what_a_live_one_fills
     assert not list(tmp_path.glob(".run-*"))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_without_locks_a_run_is_put_in_place_and_what_others_fill_stays(tmp_path, result_file, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with results.Place(tmp_path) as live:
+        path = put_run(tmp_path, result_file())
+        assert live.path.exists() and results.read(path).status == "passed"
+
+
 def test_the_published_schema_is_that_of_the_code():
     published = Path(__file__).parents[2] / "docs" / "result-file.schema.json"
     assert json.loads(published.read_text(encoding="utf-8")) == results.ResultFile.model_json_schema(), (

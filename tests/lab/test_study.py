@@ -190,7 +190,11 @@ FAST = raced("fast", 2.0)
         ([raced("cached", 9.0, notes=["noisy", "every state is known"])], "fast is 2.00× (1.98 to 2.02×)"),
         ([raced("A/A", 9.0)], "fast is 2.00× (1.98 to 2.02×)"),
         ([raced("fast", 8.0, size="b"), raced("only at a", 9.0)], "fast is 4.00× (3.98 to 4.02×)"),
-        ([raced("pool", 3.0, baseline="new connections")], "pool is 3.00× (2.98 to 3.02×) as fast as new connections"),
+        ([raced("slower", 0.5), raced("pool", 3.0, baseline="new connections")], "fast is 2.00× (1.98 to 2.02×)"),
+        (
+            [raced("pool", 3.0, baseline="a"), raced("b", 0.5, baseline="a")],
+            "pool is 3.00× (2.98 to 3.02×) as fast as a",
+        ),
         ([raced("small", 3.0, half=0.5, unit="ms")], "small is 3.0× (2.5 to 3.5×) as fast as slow"),
     ],
 )
@@ -227,6 +231,11 @@ def test_what_has_no_number_is_neither_drawn_nor_compared_and_its_reason_is_list
     fig, _ = drawn(measured, "cells")
     assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["fast"]
     assert [*measured.over_baseline()] == ["fast"]
+    alone = study({"form": "PyG", "value": 1.0}, {"form": "mine", "status": "failed", "reason": "it raised"})
+    alone.plot()
+    assert not alone._lab.figures and alone._lab.sentences == [
+        "Cells: there is nothing to compare.\n\n- mine: not timed in 1 of 1 cases: it raised"
+    ]
 
 
 def test_a_table_and_a_map_name_the_one_baseline():

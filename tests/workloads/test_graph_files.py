@@ -303,6 +303,7 @@ def test_what_pyg_saves_after_its_own_methods_and_of_several_graphs_is_read(tmp_
         "g.pt[1]": ((whole, slices), 3, 3),
         "h.pt": ((made.to_dict(), None, Data), 3, 3),
         "i.pt": ((whole.to_dict(), slices, Data), 3, 3),
+        "j.pt[1]": ((whole.to_dict(), slices, {"num_node_labels": 2}, Data), 3, 3),
     }
     for name, (content, nodes, count) in cases.items():
         write(tmp_path / name.partition("[")[0], content)

@@ -21,8 +21,7 @@
   }
 
   const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => {
-    const scrolls = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight;
-    if (scrolls) target.tabIndex = 0;
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
     else target.removeAttribute("tabindex");
   }));
   all("pre, .wide, .output_html, .text_cell_render, .output_markdown").forEach((box) => watch.observe(box));
