@@ -26,7 +26,7 @@ from gnnlab.measure.estimates import STATISTICS, Estimate
 
 from .ratios import OR, of_cells
 from .table import Row, Strict, Table
-from .text import number
+from .text import exact
 
 Range = tuple[float, float]
 
@@ -262,7 +262,7 @@ def _counts(equals: Mapping[str, float], rows: Sequence[Row]) -> Evidence:
     if missing := [form for form in equals if form not in by_form]:
         raise Untestable(f"needs the count of {OR.join(missing)}")
     counted = [by_form[form] for form in equals]
-    how = "counted: " + ", ".join(f"{row.form} {number(row.value)}" for row in counted)
+    how = "counted: " + ", ".join(f"{row.form} {exact(row.value)}" for row in counted)
     return Evidence(counted[0].estimate, counted, how, all(row.value == equals[row.form] for row in counted))
 
 

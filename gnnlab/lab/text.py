@@ -24,6 +24,11 @@ def number(value: float) -> str:
     return f"{value + 0.0:,.0f}" if whole else f"{value:.3g}"  # no "-0"
 
 
+def exact(value: float) -> str:
+    """What was counted or claimed: integers in full, else four digits: "5,619,424,500", "1.443"."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
 def size(mib: float) -> str:
     """MiB in the unit that suits them: "4 B", "15.2 KiB", "214 MiB"."""
     unit = next((unit for unit, least in SIZES_MIB.items() if mib >= least), "B")
@@ -36,7 +41,7 @@ def digits(value: float, low: float | None, high: float | None) -> str:
     The end nearer to 0 keeps two digits, so that a wide interval does not seem to reach 0.
     """
     if low is None or high is None or low == high:
-        return number(value)
+        return number(value) if low is None or high is None else exact(value)
     half, nearer = (high - low) / 2, min(abs(low), abs(high))
     places = -math.floor(math.log10(half)) + (half / 10 ** math.floor(math.log10(half)) < 2)
     if nearer > half / 200:
@@ -64,7 +69,7 @@ def claimed_text(bounds: Bounds | None, unit: str) -> str:
     if bounds is None:
         return "some gain"
     factor, suffix = _suffix(unit)
-    low, high = (None if end is None else number(end * factor) for end in bounds)
+    low, high = (None if end is None else exact(end * factor) for end in bounds)
     if low is None or high is None:
         return (f"at least {low}" if high is None else f"at most {high}") + suffix
     return (low if low == high else f"{low} to {high}") + suffix

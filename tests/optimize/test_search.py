@@ -134,7 +134,7 @@ def test_code_that_exits_or_hangs_costs_one_line(monkeypatch, factory, words):
         search.optimize(f"own_models:{factory}", "karate", processes=1)
 
 
-@pytest.mark.parametrize(("spec", "words"), [("no_module:make", "there is no module"), ("gcn", "names no function")])
+@pytest.mark.parametrize(("spec", "words"), [("no_module:make", "there is no module"), ("gcn", "is no module:factory")])
 def test_a_model_that_nothing_names_is_refused_in_one_line(spec, words):
     with refused(words):
         search.optimize(spec, "karate")
