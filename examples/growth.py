@@ -1,7 +1,6 @@
-"""Whole models on graphs of more and more edges, PyG's layers and fast ones: what notebook 09 compares with `versus`.
+"""Whole models on graphs of more and more edges, PyG's layers and fast ones, as notebook 09 measures them.
 
-    before, after, given = forms("GCN", 20_000, 100_000, "forward")
-    versus(before, after, given, processes=1, mode="plain", memory=True)
+    rows = measured("GCN", 20_000, 100_000, "forward")
 
 Two layers of 64 channels on 100 features; graphs with uniform random ends.
 """
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 from gnnlab.measure.estimates import CONFIDENCE
-from gnnlab.measure.versus import MIB, Made, Versus
+from gnnlab.measure.versus import MIB, Made, versus
 from gnnlab.profile.scaling import generate_scaling_graphs
 from gnnswap import swap
 
@@ -49,8 +48,15 @@ def graph(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
     return data.x, data.edge_index
 
 
-def rows(model: str, nodes: int, edges: int, phase: str, raced: Versus) -> list[dict[str, Any]]:
-    """Time, peak memory with model and graph, and the first call over a later one, of both forms: rows of the lab."""
+def measured(
+    model: str, nodes: int, edges: int, phase: str, device: str = "cpu", seconds: float = 0.5
+) -> list[dict[str, Any]]:
+    """Time, peak memory with model and graph, and the first call over a later one, of both forms: rows of the lab.
+
+    `seconds` of sampling in one fresh process; two more watch the memory.
+    """
+    both = forms(model, nodes, edges, phase, device)
+    raced = versus(*both, processes=1, seconds=seconds, mode="plain", tolerance=1e-4, memory=True)
     net = MODELS[model](FEATURES, HIDDEN, num_layers=2)
     resident = (sum(p.nbytes for p in net.parameters()) + 4 * FEATURES * nodes + 16 * edges) / MIB
     found = []

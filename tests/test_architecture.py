@@ -141,7 +141,7 @@ def test_a_notebook_holds_what_is_compared_and_no_machinery(path):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 20, node.name
         loops = [node for node in ast.parse("".join(cell["source"])).body if isinstance(node, ast.For)]
-        assert not loops, "a loop that measures belongs to the package; one that is compared, into a def"
+        assert all(node.end_lineno - node.lineno <= 3 for node in loops), "a long loop belongs to the package or a def"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

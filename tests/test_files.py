@@ -61,6 +61,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead_or_has_an_error(tmp
         pass
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
 @pytest.mark.parametrize("refusal", files.NO_LOCKS, ids=errno.errorcode.get)
 def test_a_file_system_without_locks_is_no_hindrance_and_is_named(tmp_path, monkeypatch, capsys, refusal):
     def flock(*_):

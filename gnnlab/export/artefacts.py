@@ -96,7 +96,7 @@ def _numbers(first: int, last: int) -> str:
 
 
 def _read(check: Path) -> Artefact:
-    facts = read_json(check, "gnnlab run 04 --force exports it again")
+    facts = read_json(check, "gnnlab run 04 exports it again")
     facts["path"] = next((path for path in map(check.with_name, MODELS) if path.exists()), None)
     facts["size_bytes"] = sum(file.stat().st_size for file in check.parent.glob("model.*"))
     return Artefact(**{name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()})

@@ -26,7 +26,7 @@ from gnnlab.measure.estimates import Estimate
 from gnnlab.profile.roofline import Ceilings
 
 from . import plot_style as style
-from .plot_style import MUTED, STAR, SURFACE, styled
+from .plot_style import INK, MUTED, STAR, SURFACE, styled
 from .table import Origin
 from .text import axis_label, digits, number, plain, size
 
@@ -210,7 +210,8 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     down = math.ceil(len(panels) / across)
     height = 1.6 + down * (len(rows) * 0.27 + (1.05 if len(columns) <= 3 else 1.35))
     fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
-    axes, look = list(grid.flat), {"cmap": SHADES, "norm": LogNorm(1, max(shade.max(), 1.01))}
+    limits = {"vmin": 1.0, "vmax": max(shade.max(), 1.01)}
+    axes, look = list(grid.flat), {"cmap": SHADES, "norm": LogNorm(**limits), **limits}
     for ax, name in zip(axes, panels, strict=False):
         part = frame[frame[panel] == name]
         drawn = _fields(ax, *(_matrix(part, row, column, of, rows, columns) for of in ("_shade", "_text")), **look)
@@ -225,7 +226,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     below = {"location": "bottom", "fraction": 0.03, "pad": 0.02, "aspect": 60}
     bar = fig.colorbar(drawn, ax=axes[: len(panels)], **below)
     bar.outline.set_visible(False)
-    style.scale(bar.ax.xaxis, True, np.array([1.0, look["norm"].vmax]))
+    style.scale(bar.ax.xaxis, True, np.array([*limits.values()]))
     others = dict.fromkeys(style.label("", origin) for origin in origins[~real])
     lacking = bool(frame["value"].count() < len(rows) * len(columns) * len(panels))
     bar.set_label("times the least measured of the row", fontsize=8.5)
@@ -253,15 +254,17 @@ def _matrix(frame: pd.DataFrame, row: str, column: str, values: str, rows: list,
 
 def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, **look: Any) -> Any:
     """Coloured fields with words in them, grey where there is no word; gives what a colour bar takes."""
-    drawn = ax.pcolormesh(np.ma.masked_invalid(shades), edgecolor=SURFACE, lw=1, zorder=2, **look)
-    ax.pcolormesh(words.isna(), cmap=ListedColormap([SURFACE, EMPTY]), vmin=0, vmax=1, zorder=1)
-    for (down, right), word in np.ndenumerate(words):
-        if isinstance(word, str):
-            ax.text(right + 0.5, down + 0.5, word, ha="center", va="center", fontsize=7)
-    ax.set_xticks(np.arange(len(words.columns)) + 0.5, words.columns)
-    ax.set_yticks(np.arange(len(words)) + 0.5, [style.wrapped(name) for name in words.index])
-    ax.set_ylim(len(words), 0)
-    ax.tick_params(labelsize=7.5)
+    import seaborn  # takes a second to load, which notebooks without such figures need not wait for
+
+    lines, numbers = {"linewidths": 1, "linecolor": SURFACE}, {"fontsize": 7, "color": INK}
+    seaborn.heatmap(shades, annot=words.fillna(""), fmt="", cbar=False, annot_kws=numbers, ax=ax, **lines, **look)
+    drawn, bare = ax.collections[0], shades.isna() & words.notna()
+    ax.pcolormesh(np.ma.masked_array(bare, ~bare), cmap=ListedColormap([SURFACE]), zorder=1)
+    for down, right in np.argwhere(bare.to_numpy()):
+        ax.text(right + 0.5, down + 0.5, words.iloc[down, right], ha="center", va="center", fontsize=7)
+    ax.set(facecolor=EMPTY, xlabel="", ylabel="")
+    ax.set_yticks(ax.get_yticks(), [style.wrapped(name) for name in words.index], rotation=0)
+    ax.tick_params(length=0, labelsize=7.5)
     ax.spines[:].set_visible(False)
     return drawn
 

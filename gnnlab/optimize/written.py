@@ -145,8 +145,10 @@ def _head(report: OptimizeReport) -> Iterator[str]:
 def _steps(report: OptimizeReport) -> Iterator[str]:
     """The calls of the plan; what changes results as a comment, for the reader to decide."""
     tried = {step.name: step for step in report.tried}
+    several = len(report.plan) > 1  # what the only one brought says the head
     for name in report.plan:
-        yield from _comment(f"{name} ({tried[name].reason}): {gain_text(tried[name].gain)} times as fast as before it")
+        brought = f": {gain_text(tried[name].gain)} times as fast as before it" if several else ""
+        yield from _comment(f"{name} ({tried[name].reason}){brought}")
         yield f"    model = {STEPS[name].code}"
     for step in report.tried:
         if not STEPS[step.name].exact and step.gain and step.gain.value > 1:

@@ -116,7 +116,9 @@ def test_each_step_that_was_kept_is_reported_at_once_and_the_cost_before_all(run
     run([LAYERS, MODE], factor, improved=reports.append, tell=lines.append)
     assert [report.plan for report in reports] == [(LAYERS,), (LAYERS, MODE)]
     assert reports[0].gain.value == pytest.approx(2) and reports[1].whole is None  # not raced as a whole yet
-    assert lines[1].startswith("2 steps, each in up to 3 processes: at most ") and lines[2] == "[1/2] fast layers"
+    read, cost, first = lines[1:4]
+    assert read == "karate: 34 nodes" and first == "[1/2] fast layers"
+    assert cost.startswith("2 steps, each in up to 3 processes: at most ")
     assert steps.tried(False)[0] == steps.tried(True)[0] == LAYERS
 
 

@@ -64,6 +64,7 @@ def test_a_module_says_what_each_step_brought_on_what_machine_and_what_was_prove
     assert text.index(steps.STEPS[LAYERS].code) < text.index(steps.STEPS[MODE].code)
     assert "times as fast within one process" in written.module_text(replace(report, whole=raced([0.5])))
     assert "not measured as a whole yet" in written.module_text(replace(report, whole=None))
+    assert "before it" in text and "before it" not in written.module_text(replace(report, plan=(LAYERS,)))
 
 
 def test_what_changes_results_is_written_as_a_comment(report):
