@@ -113,6 +113,34 @@ def need_times(cells: pd.DataFrame, skip: Callable[[str], None]) -> None:
         skip(f"no cell has a time: {reasons(cells)}")
 
 
+def changed(reference: pd.DataFrame) -> float:
+    """How much the time of the reference workload changed over a phase, at most (a share); 0 where none was measured.
+    `reference`: phase, form (before, after), samples in ms."""
+    ms = reference.assign(ms=reference["samples"].map(np.median)).groupby("phase")["ms"]
+    return float((ms.max() / ms.min() - 1).max()) if len(reference) else 0.0
+
+
+def conclusion(cells: pd.DataFrame, reference: pd.DataFrame) -> list[str]:
+    """Sentences: which runtime of this CPU is fastest at how many blocks, which stage takes longest, what was not
+    measured, and what the reference workload says of it all."""
+    on_cpu, (lost, every) = measured_on_cpu(cells), ((~cells["status"].isin(TIMED)).sum(), len(cells))
+    sentences = []
+    if len(on_cpu):
+        logs = on_cpu.assign(log=np.log(on_cpu["ms"])).pivot_table("log", "stage", "unit")
+        won = logs.idxmin(axis=1).value_counts()
+        wins = ", ".join(f"{unit} at {count}" for unit, count in won.items())
+        sentences.append(f"**Fastest on this CPU, of {len(logs)} stages and blocks: {wins}.**")
+        largest = on_cpu.loc[on_cpu["size"] == on_cpu["size"].iloc[-1]]
+        if len(least := largest[~largest["fused"]].groupby("stage")["ms"].min()):
+            share = f"{100 * least.max() / least.sum():.0f} % of its stages' time"
+            sentences.append(f"At {largest['size'].iloc[0]}, {least.idxmax()} is {share}, each on its fastest runtime.")
+    sentences.append(f"{lost} of {every} cells have no time; each says why, and none is filled in from another unit.")
+    if change := changed(reference):
+        words = "differences between units that are smaller say nothing"
+        sentences.append(f"The reference workload changed by {100 * change:.0f} % over the campaign: {words}.")
+    return sentences
+
+
 def gaps(cells: pd.DataFrame) -> pd.DataFrame:
     """What could not be measured, and why: unit, status, reason, cells (how many), stages."""
     lacking = cells[~cells["status"].isin(TIMED)].sort_values(["unit", "fused", "first", "last"], kind="stable")

@@ -150,16 +150,19 @@ def every_combination(layer: StagedLayer, folder: Path, *, blocks: Sequence[tupl
 
 
 def in_words(judged: pd.DataFrame) -> list[str]:
-    """What `every_combination` found, a sentence each: what is right everywhere, what computes something else and at
-    which stages, what cannot be converted or loaded."""
-    right = [form for form, rows in judged.groupby("form", sort=False) if (rows["status"] == "ok").all()]
-    sentences = [f"**Computes the same at every stage:** {'; '.join(right) or 'none'}."]
-    words = {"failed": "Computes something else, without an error", "unavailable": "Cannot be converted or loaded"}
+    """What `every_combination` found, a sentence each: which exporters, with which sum over targets, are right in every
+    runtime, which compute something else and at which stages, which cannot be converted or loaded."""
+    judged = judged.assign(by=judged["form"].str.replace(r", (\w+): .*", r" with \1", regex=True))
+    right = [by for by, rows in judged.groupby("by", sort=False) if (rows["status"] == "ok").all()]
+    sentences = [f"**Right at every stage, in every runtime that reads it:** {'; '.join(right) or 'none'}."]
+    words = {"failed": "Wrong, without an error", "unavailable": "Cannot be converted or loaded"}
     for status, beginning in words.items():
         rows = judged[judged["status"] == status]
-        stages = rows.groupby("form", sort=False)["stage"].agg(", ".join)
-        parts = "; ".join(f"{form} (stages {at})" for form, at in stages.items())
-        sentences += [f"**{beginning}:** {parts}."] if parts else []
+        off = rows["parity_error"].max()
+        worst = f", off by up to {100 * off:.0f} % of the largest magnitude" if status == "failed" and off > 0 else ""
+        stages = rows.groupby("by", sort=False)["stage"].unique().map(", ".join)
+        parts = "; ".join(f"{by} (stages {at})" for by, at in stages.items())
+        sentences += [f"**{beginning}:** {parts}{worst}."] if parts else []
     return sentences
 
 

@@ -118,7 +118,7 @@ class Comparison:
 
     def gain(self) -> pd.DataFrame:
         """How many times as fast the chosen plan is as the best of one unit, by size; and over the peers, where these
-        are forms of the race too, else a row that says what it would need."""
+        are forms of the race too, else a row that says what it would need. `rival`: the form that it is held against."""
         rows = []
         for size, part in self.both.groupby("size", sort=False):
             chosen, alone = part[part["chosen"]].iloc[0], part[~part["several"]]
@@ -134,33 +134,8 @@ class Comparison:
                 ratio, n, rival = self._slower(chosen, rivals)
                 gain = (1 / ratio).rename({"low": "high", "high": "low"})
                 notes = f"{chosen['form']} over {rival}, the fastest of {len(rivals)} by every other round"
-                rows.append({**fixed, "form": form, **gain, "n": n, "notes": notes})
+                rows.append({**fixed, "form": form, **gain, "n": n, "notes": notes, "rival": rival})
         return pd.DataFrame(rows)
-
-    def conclusion(self) -> str:
-        """Which plan, what it gains over the best single unit and over OpenVINO's own ways, and if the prediction held;
-        a paragraph for each size."""
-        every = self.gain().set_index("size")
-        gains, over_all = (every[every["form"] == form] for form in (ONE_UNIT, ALL_PEERS))
-        sentences = []
-        for row in self.both[self.both["chosen"]].to_dict("records"):
-            gain = gains.loc[row["size"]]
-            ends = f" ({gain['low']:.2f} to {gain['high']:.2f})" if pd.notna(gain["low"]) else ""
-            over = f"{gain['value']:.2f}{ends} times as fast as the best single unit"
-            over = over if row["several"] else "a single unit, which no plan of several was faster than"
-            off = 100 * (row["value"] / row["ms"] - 1)
-            held = "holds" if row["low"] <= row["ms"] <= row["high"] else "does not hold"
-            peers, best = over_all.loc[row["size"]], ""
-            if pd.notna(peers["high"]) and peers["high"] < 1:
-                rival = peers["notes"].partition(" over ")[2].partition(", the fastest")[0]
-                best = f" No plan is needed: OpenVINO by itself, {rival}, is faster than it "
-                best += f"({peers['value']:.2f}, {peers['low']:.2f} to {peers['high']:.2f})."
-            sentences.append(
-                f"At {row['size']} nodes/edges, **{row['form']}**: {row['ms']:.3g} ms a graph, "
-                f"{over}. Expected were {row['value']:.3g} ms ({off:+.0f} %), once its blocks were timed; the 90 % "
-                f"interval of that prediction {held}.{best}"
-            )
-        return "\n\n".join(sentences)
 
     def _slower(self, chosen: pd.Series, rivals: pd.DataFrame) -> tuple[pd.Series, int, str]:
         """The chosen plan's time over that of the best of `rivals` (`ENDS`), rounds, and that one: picked by the even
