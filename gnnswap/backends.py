@@ -25,8 +25,8 @@ TRITON, CUSPARSE, BAG = "Triton", "cuSPARSE", "embedding bag"
 ON_CPU = torch.float32, torch.float64
 ON_CUDA = *ON_CPU, torch.float16, torch.bfloat16
 _HIP = torch.version.hip is not None  # AMD's devices call themselves CUDA; nothing was tried there
-# torch.get_rng_state keeps the interpreter's lock while it waits for the generator's, and may collect garbage while it has
-# that: of two threads that ask at once each can wait for the other for ever. Here one asks after the other.
+# torch.get_rng_state keeps the interpreter's lock while it waits for the generator's, and may collect garbage while it
+# has that: of two threads that ask at once each can wait for the other for ever. Here one asks after the other.
 _ONE_ASKS = threading.Lock()
 _PASSES: list[ModuleType | None] = []  # the module of Triton's passes, when it was first asked for
 

@@ -118,7 +118,7 @@ class Comparison:
 
     def gain(self) -> pd.DataFrame:
         """How many times as fast the chosen plan is as the best of one unit, by size; and over the peers, where these
-        are forms of the race too, else a row that says what it would need. `rival`: the form that it is held against."""
+        are forms of the race too, else a row that says what it would need. `rival`: what it is compared with."""
         rows = []
         for size, part in self.both.groupby("size", sort=False):
             chosen, alone = part[part["chosen"]].iloc[0], part[~part["several"]]

@@ -91,7 +91,8 @@ def test_measure_and_analyze_from_the_shell(params, tmp_path, capsys):
     options = ["--params", params, "--sizes", str(sizes_file), "--blocks", "7"]
     assert cli.main(["stages", "--measure", *options]) == cli.OK
     printed = capsys.readouterr()
-    assert printed.out.startswith("sizes 20/40 (random); blocks 7; units torch:CPU") and "1 cells to measure" in printed.err
+    assert printed.out.startswith("sizes 20/40 (random); blocks 7; units torch:CPU")
+    assert "1 cells to measure" in printed.err
     raw = json.loads((tmp_path / "out/stages/raw_measurements.json").read_bytes())["measurements"]
     assert [(key, row["outcome"]["status"]) for key, row in raw.items()] == [("20,40,torch:CPU,7", "measured")]
     assert cli.main(["stages", "--analyze", "--params", params]) == cli.OK

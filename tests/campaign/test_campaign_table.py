@@ -46,6 +46,20 @@ def test_a_cell_is_a_row_with_every_sample_and_its_conditions():
     assert (row.device, row.runtime, row.precision, row.threads) == ("CPU chip", "runtime 1", "float32", 2)
 
 
+def test_the_conclusion_names_the_fastest_the_longest_stage_and_what_the_machine_did():
+    times = {(TORCH, 1): 1.0, (FAST, 1): 2.0, (TORCH, 6): 4.0, (FAST, 6): 3.0, (TORCH, 7): 1.0, (FAST, 7): 2.0}
+    cells = table(*(answer(unit, first, timed(ms)) for (unit, first), ms in times.items()), answer(GPU, 1, missing()))
+    reference = pd.DataFrame({"phase": ["1", "1"], "form": ["before", "after"], "samples": [[2.0], [2.6]]})
+    said = tables.conclusion(cells, reference)
+    assert said[:2] == [
+        f"**Fastest on this CPU, of 3 stages and blocks: {TORCH} at 2, {FAST} at 1.**",
+        "At 10/20, 6 TRANSFORM is 60 % of its stages' time, each on its fastest runtime.",
+    ]
+    assert said[2].startswith("1 of 7 cells have no time") and "changed by 30 %" in said[3]
+    (lost,) = tables.conclusion(table(answer(GPU, 1, missing())), reference[:0])
+    assert lost.startswith("1 of 1 cells have no time")
+
+
 def test_a_cell_without_a_time_has_a_reason_and_no_number():
     outcomes = [missing("unavailable"), missing("timeout"), missing("wrong", parity_error=0.5), missing("failed")]
     cells = table(*(answer(TORCH, first, outcome) for first, outcome in enumerate(outcomes, 1)))

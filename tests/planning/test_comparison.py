@@ -97,7 +97,7 @@ def test_the_gain_is_over_the_fastest_by_every_other_round_and_needs_the_peers_i
     assert recorded(race(LUCKY, 5, 5)).study("plan_gain").rows[0].value == pytest.approx(6 / 5)
     lab = recorded(race(10, 5, 4), peers=dict(zip(PEERS, map(steady, (9, 8, 8, 7.5, 9)), strict=True)))
     assert lab.judge("goal.plan_gain")[0].estimate.value == pytest.approx(1.5)
-    assert len(lab.study("plan_error").rows) == 3 and list(lab.raced.gain()["rival"]) == [ALONE, "hand-built, all cores"]
+    assert len(lab.study("plan_error").rows) == 3 and list(lab.raced.gain()["rival"]) == [ONE, "hand-built, all cores"]
 
 
 def test_plans_of_one_size_are_no_samples_of_their_own():
