@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MISSING = (
-    "pydantic papermill openvino onnx onnxruntime onnxscript IPython nbformat nbconvert rich ruamel yaml pyarrow "
+    "pydantic papermill openvino onnx onnxruntime onnxscript IPython nbformat nbconvert rich yaml pyarrow "
     "msgspec cachetools safetensors fastapi uvicorn redis sqlalchemy prometheus_client pydantic_settings hypothesis"
     " bleach bs4"
 )
