@@ -7,8 +7,8 @@ Two layers of 64 channels on 100 features; graphs with uniform random ends.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GraphSAGE
@@ -48,9 +48,7 @@ def graph(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
     return data.x, data.edge_index
 
 
-def measured(
-    model: str, nodes: int, edges: int, phase: str, device: str = "cpu", seconds: float = 0.5
-) -> list[dict[str, Any]]:
+def measured(model: str, nodes: int, edges: int, phase: str, device: str = "cpu", seconds: float = 0.5) -> pd.DataFrame:
     """Time, peak memory with model and graph, and the first call over a later one, of both forms: rows of the lab.
 
     `seconds` of sampling in one fresh process; two more watch the memory.
@@ -74,7 +72,7 @@ def measured(
         found.append(memory | ({"notes": (str(peak),)} if peak.agrees is False else {}))
         first = {"quantity": FIRST, "unit": "x", "value": peak.first_ms / peak.later_ms}
         found.append({**row, **single, **first})
-    return found
+    return pd.DataFrame(found)
 
 
 def _training_step(net: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 
-import pandas as pd
 import pytest
 
 from examples import growth
@@ -22,7 +21,7 @@ def test_a_race_is_a_time_a_peak_and_a_first_call_of_each_form(monkeypatch):
     peaks = Peak(20.0, 20.0, True, "cpu", 9.0, 3.0), Peak(10.0, 40.0, False, "cpu", 4.0, 1.0)
     raced = Versus(ms[0], (), *ms, 1e-7, "1 thread", "cpu", Memory(*peaks))
     monkeypatch.setattr(growth, "versus", lambda *forms, **options: raced)
-    frame = pd.DataFrame(growth.measured("GCN", 1000, 5000, "forward"))
+    frame = growth.measured("GCN", 1000, 5000, "forward")
     assert list(frame["form"].unique()) == ["GCN, PyG", "GCN, gnnlab"] and len(frame) == 6
     fast = frame[frame["form"] == "GCN, gnnlab"].set_index("quantity")
     assert fast.loc["time", "value"] == 1.0 and fast.loc["time", "interval"] == "none"

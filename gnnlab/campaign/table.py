@@ -129,11 +129,17 @@ def conclusion(cells: pd.DataFrame, reference: pd.DataFrame) -> list[str]:
         logs = on_cpu.assign(log=np.log(on_cpu["ms"])).pivot_table("log", "stage", "unit")
         won = logs.idxmin(axis=1).value_counts()
         wins = ", ".join(f"{unit} at {count}" for unit, count in won.items())
-        sentences.append(f"**Fastest on this CPU, of {len(logs)} stages and blocks: {wins}.**")
-        largest = on_cpu.loc[on_cpu["size"] == on_cpu["size"].iloc[-1]]
+        some = "One runtime of this CPU is" if len(won) == 1 else "No runtime of this CPU is"
+        sentences.append(f"**{some} fastest everywhere: of {len(logs)} stages and blocks, {wins}.**")
+        largest = on_cpu[on_cpu["size"] == on_cpu["size"].iloc[-1]].sort_values("ms")
         if len(least := largest[~largest["fused"]].groupby("stage")["ms"].min()):
-            share = f"{100 * least.max() / least.sum():.0f} % of its stages' time"
-            sentences.append(f"At {largest['size'].iloc[0]}, {least.idxmax()} is {share}, each on its fastest runtime.")
+            share = f"{100 * least.max() / least.sum():.0f} % of the time of single stages"
+            sentences.append(
+                f"At {on_cpu['size'].iloc[-1]}, {least.idxmax()} takes {share}, each on its fastest runtime."
+            )
+        if len(fused := largest[largest["fused"]]):
+            whole = fused.loc[(fused["last"] - fused["first"]).idxmax()]  # the largest block; its fastest comes first
+            sentences.append(f"In one block, {whole['stage']} is fastest on {whole['unit']}.")
     sentences.append(f"{lost} of {every} cells have no time; each says why, and none is filled in from another unit.")
     if change := changed(reference):
         words = "differences between units that are smaller say nothing"

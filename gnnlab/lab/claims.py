@@ -18,17 +18,18 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AllowInfNan, Field, model_validator
+from pydantic import AllowInfNan, BeforeValidator, Field, model_validator
 
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import STATISTICS, Estimate
 
-from .ratios import OR, of_cells
+from .ratios import Cell, of_cells, usable
 from .table import Row, Strict, Table
 from .text import exact
 
 Range = tuple[float, float]
+Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 TOLERANCE = 1.05  # a claimed range is widened by this factor on each side
 NO_GAIN_BELOW = 1.02  # "some gain" is refuted by an interval that reaches down to 1 and stays below this
@@ -64,8 +65,8 @@ class Rule(Strict):
     """
 
     study: str
-    form: str | list[str] = Field(default_factory=list)
-    over: str | list[str] = Field(default_factory=list)
+    form: Names = Field(default_factory=list)
+    over: Names = Field(default_factory=list)
     stat: Literal["ratio", "value", "same verdict"] = "ratio"
     where: dict[str, Any] = Field(default_factory=dict)
     cells: int = 1
@@ -113,13 +114,13 @@ class Claim(Strict):
 
     @model_validator(mode="after")
     def _judgeable(self) -> Claim:
-        plain = not self.is_goal and self.of.equals is None
-        if plain and self.claimed is None and self.metric not in RATIOS:
+        if self.is_goal or self.of.equals is not None:
+            return self
+        if self.claimed is None and self.metric not in RATIOS:
             raise ValueError(f"{self.id}: only a ratio can claim a gain without a number")
-        if plain and self.claimed == (1, 1) and self.margin is None:
-            raise ValueError(f"{self.id}: a claim of no effect names its margin")
-        if plain and self.metric in ("share", "difference", "percent") and self.margin is None:
-            raise ValueError(f"{self.id}: a {self.metric} is claimed with a margin, or as counts (equals)")
+        value = self.claimed == (1, 1) or self.metric in ("share", "difference", "percent")
+        if value and self.margin is None:
+            raise ValueError(f"{self.id}: a {self.metric} of {self.claimed} needs a margin, or counts (equals)")
         return self
 
 
@@ -144,49 +145,36 @@ def _catalogue_file() -> dict[str, Any]:
 
 
 def verdict(claim: Claim, interval: Range | None) -> Verdict:
-    """The verdict on `claim` by the 95 % interval of what was measured; None where there is no interval."""
+    """The verdict on `claim` by the 95 % interval of what was measured; None where there is no interval.
+
+    The interval has to lie wholly within the claimed range, widened by `TOLERANCE` or by the claim's margin, wholly
+    below or wholly above it. "refuted" is a part of "weaker", so widening an interval never strengthens the verdict.
+    """
+    unsure = Verdict.OPEN if claim.is_goal else Verdict.INCONCLUSIVE
     if interval is None:
-        return Verdict.OPEN if claim.is_goal else Verdict.INCONCLUSIVE
+        return unsure
     low, high = interval
     if not low <= high:
         raise GnnlabError(f"interval {interval}: its ends must be numbers in order")
+    within, below, above = Verdict.REPRODUCED, Verdict.REFUTED, Verdict.REFUTED
+    if claim.bounds is None:  # a gain without a number: refuted where it reaches down to none and stays small
+        return within if low > 1 else below if high < NO_GAIN_BELOW else unsure
+    least, most = claim.bounds
+    least, most = -math.inf if least is None else least, math.inf if most is None else most
     if claim.is_goal:
-        least, most = claim.at_least, claim.at_most
-        least, most = -math.inf if least is None else least, math.inf if most is None else most
-        return _within(least, most, low, high, Verdict.MET, Verdict.MISSED, Verdict.OPEN)
-    if claim.claimed is None:  # a gain without a number: refuted where it reaches down to none and stays small
-        refuted = Verdict.REFUTED if high < NO_GAIN_BELOW else Verdict.INCONCLUSIVE
-        return Verdict.REPRODUCED if low > 1 else refuted
-    if claim.margin is not None or claim.metric == "count":  # a value is claimed
-        least, most = claim.claimed[0] - (claim.margin or 0.0), claim.claimed[1] + (claim.margin or 0.0)
-        return _within(least, most, low, high, Verdict.REPRODUCED, Verdict.REFUTED, Verdict.INCONCLUSIVE)
-    return _effect(claim.claimed, low, high, lower_is_better=claim.metric in TIMES)
-
-
-def _within(least: float, most: float, low: float, high: float, yes: Verdict, no: Verdict, across: Verdict) -> Verdict:
-    """Does the interval lie wholly within two bounds, wholly beyond them, or across one?"""
+        within, below, above = Verdict.MET, Verdict.MISSED, Verdict.MISSED
+    elif claim.margin is not None or claim.metric == "count":  # a value is claimed, not an effect
+        least, most = least - (claim.margin or 0.0), most + (claim.margin or 0.0)
+    elif claim.metric in TIMES:
+        below, above = Verdict.EXCEEDED, Verdict.WEAKER
+        least, most = least / TOLERANCE, most * TOLERANCE
+    else:
+        quarter = least**REFUTED_BELOW  # of the effect's logarithm
+        below, above = Verdict.REFUTED if high < quarter else Verdict.WEAKER, Verdict.EXCEEDED
+        least, most = max(least / TOLERANCE, quarter), most * TOLERANCE
     if least <= low and high <= most:
-        return yes
-    return no if high < least or low > most else across
-
-
-def _effect(claimed: Range, low: float, high: float, *, lower_is_better: bool) -> Verdict:
-    """The verdict on a claimed effect: the interval must lie wholly inside one zone.
-
-    "refuted" is a zone within that of "weaker", so widening an interval never strengthens the verdict.
-    """
-    least, most = claimed[0] / TOLERANCE, claimed[1] * TOLERANCE
-    below, above = (Verdict.EXCEEDED, Verdict.WEAKER) if lower_is_better else (Verdict.WEAKER, Verdict.EXCEEDED)
-    if not lower_is_better:
-        quarter = claimed[0] ** REFUTED_BELOW  # of the effect's logarithm
-        least = max(least, quarter)
-        if high < quarter:
-            return Verdict.REFUTED
-    if high < least:
-        return below
-    if low > most:
-        return above
-    return Verdict.REPRODUCED if least <= low and high <= most else Verdict.INCONCLUSIVE
+        return within
+    return below if high < least else above if low > most else unsure
 
 
 # ---- the rule of a claim over the rows of a run ----------------------------------------------------------------------
@@ -207,64 +195,32 @@ def evaluate(claim: Claim, table: Table) -> Evidence:
     rule = claim.of
     among = table.select(rule.study, where=rule.where)
     here = [row for row in among if claim.device is None or row.device.startswith(claim.device)]
+    if not here and (claim.needs or (among and claim.device)):
+        cuda = "; params/gpu measures it there" * (claim.device == "CUDA")
+        raise Untestable(f"needs {f'a {claim.device} device' if claim.device else claim.needs}{cuda}")
     if not here:
-        raise Untestable(_nothing(claim, table))
+        wanted = "".join(f", {key} {value}" for key, value in rule.where.items())
+        raise Untestable(f"needs rows of {rule.study}{wanted}, which were not measured here; params/full measures all")
     if rule.equals is not None:
-        return _counts(rule.equals, here)
-    rows = _usable(here, _listed(rule.form), rule.study)
+        counted = [row for form in rule.equals for row in usable(here, [form])]
+        how = "counted: " + ", ".join(f"{row.form} {exact(row.value)}" for row in counted)
+        holds = all(row.value == rule.equals[row.form] for row in counted)
+        return Evidence(counted[0].estimate, counted, how, holds)
+    rows = usable(here, rule.form, rule.cells)
     if rule.stat == "ratio":
-        return _ratio(rule, rows, among, table)
+        return _ratio(of_cells(table, rows, among, rule.over))
     if len(rows) > 1:
         raise Untestable(f"its rule names {len(rows)} rows of {rule.study}, not one")
-    row = rows[0]
+    (row,) = rows
     sampled = row.n > 1 and row.statistic in STATISTICS
     return Evidence(row.estimate, rows, f"{row.statistic} of {row.n} samples" if sampled else row.origin.value)
 
 
-def _nothing(claim: Claim, table: Table) -> str:
-    """Why no row decides a claim: its device or service is not here, or the parameters leave it out."""
-    rule = claim.of
-    if claim.needs:
-        return "needs a CUDA device; params/gpu measures it there" if claim.device == "CUDA" else f"needs {claim.needs}"
-    there = table.select(rule.study)
-    if there and claim.device:
-        return f"needs a {claim.device} device"
-    wanted = " with " + " and ".join(f"{key} {value}" for key, value in rule.where.items()) if there else ""
-    return f"needs rows of {rule.study}{wanted}, which were not measured here; params/full measures all"
-
-
-def _usable(rows: Sequence[Row], forms: Sequence[str], study: str) -> list[Row]:
-    """The rows of `forms` with a value; where there is none, the reason of one that failed."""
-    named = [row for row in rows if row.form in forms]
-    if not named:
-        raise Untestable(f"needs {' or '.join(forms)} in {study}; params/full measures it")
-    if usable := [row for row in named if row.status == "ok"]:
-        return usable
-    raise Untestable(f"{named[0].form}: {named[0].reason}")
-
-
-def _ratio(rule: Rule, rows: Sequence[Row], among: Sequence[Row], table: Table) -> Evidence:
-    """The form over its baseline, which may have run on another device."""
-    cells = of_cells(table, rows, among, _listed(rule.over))
-    if len(cells) < rule.cells:
-        raise Untestable(f"{len(cells)} of the {rule.cells} cells that are claimed were measured; params/full has all")
+def _ratio(cells: Sequence[Cell]) -> Evidence:
+    """The geometric mean over the cells, and of which forms over which baselines."""
+    forms, over = (dict.fromkeys(row.form for row in side if row) for side in list(zip(*cells, strict=True))[1:])
     ratios = [cell.ratio for cell in cells]
-    forms, over = (dict.fromkeys(row.form for row in side if row) for side in list(zip(*cells, strict=True))[1:3])
-    names = " or ".join(forms) + f" over {' or '.join(over)}" * bool(over)
-    chosen = ", chosen on half of them" if any(cell.chosen for cell in cells) else ""
     where = f"geomean of {len(cells)} cells, " if len(cells) > 1 else ""
-    how = f"{names}: {where}{min(ratio.n for ratio in ratios)} rounds{chosen}"
+    names = " or ".join(forms) + f" over {' or '.join(over)}" * bool(over)
+    how = f"{names}: {where}{min(ratio.n for ratio in ratios)} rounds"
     return Evidence(estimates.geometric_mean(ratios), [cell.form for cell in cells], how)
-
-
-def _counts(equals: Mapping[str, float], rows: Sequence[Row]) -> Evidence:
-    by_form = {row.form: row for row in rows if row.status == "ok"}
-    if missing := [form for form in equals if form not in by_form]:
-        raise Untestable(f"needs the count of {OR.join(missing)}")
-    counted = [by_form[form] for form in equals]
-    how = "counted: " + ", ".join(f"{row.form} {exact(row.value)}" for row in counted)
-    return Evidence(counted[0].estimate, counted, how, all(row.value == equals[row.form] for row in counted))
-
-
-def _listed(names: str | Sequence[str]) -> Sequence[str]:
-    return [names] if isinstance(names, str) else names

@@ -31,7 +31,7 @@ from gnnlab.files import write_atomically
 
 from .results import FigureRecord
 from .table import Origin
-from .text import number, size
+from .text import digits, number, size
 
 SURFACE, INK, MUTED = "#fcfcfc", "#1d2126", "#646b75"
 WIDTH, DPI = 6.0, 240  # inches, narrow enough for letters that can be read on a phone; 1,440 dots
@@ -69,11 +69,10 @@ styled = _styled()  # decorates what draws; matplotlib's own settings stay as th
 
 @styled
 def save(
-    fig: Figure, name: str, *, title: str, alt: str, folder: Path, key: bool = False, notebook: str = ""
+    fig: Figure, name: str, *, title: str, alt: str, folder: Path, key: bool = False, prefix: str = ""
 ) -> FigureRecord:
-    """Write `figures/<name>.png` and `.svg` under `folder`, each whole or not at all.
+    """Write `figures/<prefix><name>.png` and `.svg` under `folder`, each whole or not at all.
 
-    With a `notebook` its number stands before the name.
     `alt` describes the figure to who does not see it, in at least 20 characters; `title` states the finding. Both are
     written into the SVG too. `key` marks the figure that the front page shows. Raises `GnnlabError`.
     """
@@ -81,11 +80,10 @@ def save(
         raise GnnlabError(f"figure name {name!r}: use letters, digits, '_' and '-' only; it becomes a file name")
     if not title.strip() or len(alt.strip()) < 20:
         raise GnnlabError(f"figure {name!r} needs a title with its finding and an alternative text of 20 characters")
-    paths = {}
-    metadata = {"png": None, "svg": {"Title": title, "Description": alt, "Date": None, "Creator": None}}
-    for kind in metadata:
-        paths[kind], content = f"figures/{notebook[:2]}{'_' * bool(notebook)}{name}.{kind}", BytesIO()
-        fig.savefig(content, format=kind, dpi=DPI, metadata=metadata[kind])
+    paths, words = {}, {"Title": title, "Description": alt, "Date": None, "Creator": None}
+    for kind, metadata in {"png": None, "svg": words}.items():
+        paths[kind], content = f"figures/{prefix}{name}.{kind}", BytesIO()
+        fig.savefig(content, format=kind, dpi=DPI, metadata=metadata)
         write_atomically(Path(folder) / paths[kind], lambda file, c=content: file.write(c.getvalue()), mode="wb")
     return FigureRecord(name=name, title=title, alt=alt, key=key, **paths)
 
@@ -102,10 +100,10 @@ def new_figure(title: str, height: float = 3.6, **grid: Any) -> tuple[Figure, An
 # ---- series and origins ---------------------------------------------------------------------------------------------
 
 
-def looks(names: Sequence[Any]) -> dict[Any, tuple[str, str, str]]:
-    """Colour, marker and hatch of each series, in the order given; the ninth has the first's colour, not its marker."""
-    places = [(i % MAX_SERIES, (i + i // MAX_SERIES) % MAX_SERIES) for i in range(len(names))]
-    return {name: (COLOURS[i], MARKERS[j], GROUP_HATCHES[j]) for name, (i, j) in zip(names, places, strict=True)}
+def looks(names: Iterable[Any]) -> dict[Any, tuple[str, str, str]]:
+    """Colour, marker and hatch of each name, in their order; the ninth has the first's colour, not its marker."""
+    places = {name: (i % MAX_SERIES, (i + i // MAX_SERIES) % MAX_SERIES) for i, name in enumerate(dict.fromkeys(names))}
+    return {name: (COLOURS[i], MARKERS[j], GROUP_HATCHES[j]) for name, (i, j) in places.items()}
 
 
 def point(colour: str, marker: str, origin: Origin = Origin.MEASURED, size: float = 5) -> dict[str, Any]:
@@ -122,15 +120,17 @@ def bar(colour: str, origin: Origin, hatch: str = "") -> dict[str, Any]:
     return {"facecolor": face, "edgecolor": edge, "lw": 0.8, "hatch": HATCHES[origin] or hatch}
 
 
-def origins(frame: pd.DataFrame) -> list[Origin]:
-    """The origin of each row; every row is measured when no column says otherwise. Counted is drawn as that."""
+def prepared(frame: pd.DataFrame, hue: str | None = None) -> pd.DataFrame:
+    """The frame with its series (column `hue`) and origins, as `_series` and `_origin`. Counted is drawn as measured,
+    and so is what names no origin."""
     named = [Origin(value) for value in frame.get("origin", [Origin.MEASURED] * len(frame))]
-    return [Origin.MEASURED if origin is Origin.COUNTED else origin for origin in named]
+    drawn = [Origin.MEASURED if origin is Origin.COUNTED else origin for origin in named]
+    return frame.assign(_series=frame[hue] if hue else "", _origin=drawn)
 
 
 def label(series: Any, origin: Origin) -> str:
     """What a legend calls the values of a series that have one origin: "gat, extrapolated ★"."""
-    return ", ".join(filter(None, [str(series), "" if origin == Origin.MEASURED else f"{Origin(origin).value}{STAR}"]))
+    return ", ".join(filter(None, [str(series), f"{Origin(origin).value}{STAR}" * (origin != Origin.MEASURED)]))
 
 
 def legend(fig: Figure) -> None:
@@ -155,6 +155,13 @@ def ends(frame: pd.DataFrame, column: str = "value") -> np.ndarray:
     return np.where((reach > 0).any(axis=0), reach, np.nan)
 
 
+def numbers(frame: pd.DataFrame, sizes: bool = False) -> list[str]:
+    """What stands beside the value of each row: starred where it was not measured, `sizes` (MiB) in their own unit."""
+    rows = frame.reindex(columns=["value", "low", "high"]).astype(object).where(lambda cell: cell.notna(), None)
+    words = [size(value) if sizes else digits(value, low, high) for value, low, high in rows.to_numpy()]
+    return [text + STAR * (o != Origin.MEASURED) for text, o in zip(words, frame["_origin"], strict=True)]
+
+
 def is_wide(values: np.ndarray) -> bool:
     """Are all of them positive, and the largest more than 5 times the least?"""
     return bool(np.nanmin(values) > 0 and np.nanmax(values) > 5 * np.nanmin(values))
@@ -177,8 +184,8 @@ def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> Non
 
 
 def wrapped(text: Any) -> str:
-    """`text` in lines short enough for the label of a bar; its own line breaks stay."""
-    return "\n".join(textwrap.fill(line, 32) for line in str(text).split("\n"))
+    """`text` in lines short enough for the label of a bar."""
+    return textwrap.fill(str(text), 32)
 
 
 def categories(ax: Axes, labels: Iterable[Any], at: Sequence[float], last: float) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -22,13 +21,12 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap, LogNorm
 from matplotlib.figure import Figure
 
 from gnnlab.errors import GnnlabError
-from gnnlab.measure.estimates import Estimate
 from gnnlab.profile.roofline import Ceilings
 
 from . import plot_style as style
 from .plot_style import INK, MUTED, STAR, SURFACE, styled
 from .table import Origin
-from .text import axis_label, digits, number, plain, size
+from .text import axis_label, number, plain
 
 LINE_INCHES = 0.15  # of a line of a label
 DASHES = ("-", "--", "-.", ":")
@@ -41,17 +39,17 @@ def bars(
     """Horizontal bars by the labels in column `y`, first row on top, grouped by column `hue`.
 
     On a logarithmic axis, which has no 0, ratios (unit "x") are bars from 1 in both directions, anything else is
-    points, and a 0 stands at the edge.
+    points, and a 0 stands at the edge. A column `samples` (arrays) holds what lies under each value as dots.
     """
     sizes, base = log and unit == "MiB", float(log and unit == "x")
     points = log and not base
-    frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame))
-    look_of = style.looks(list(frame["_series"].unique()))
+    frame = style.prepared(frame, hue)
+    look_of = style.looks(frame["_series"])
     frame = frame.iloc[np.lexsort([frame[column].factorize()[0] for column in ("_series", y)])]
     frame = frame.assign(place=np.arange(len(frame)) + style.GAP * frame[y].factorize()[0])
-    centres = frame.groupby(y, sort=False)["place"].mean()
-    lines, most = max(style.wrapped(name).count("\n") + 1 for name in centres.index), frame.groupby(y).size().min()
-    step = max(0.2 if hue else 0.27, LINE_INCHES * lines / (most + style.GAP))
+    centres, least = frame.groupby(y, sort=False)["place"].mean(), frame.groupby(y).size().min()
+    lines = max(style.wrapped(name).count("\n") + 1 for name in centres.index)
+    step = max(0.2 if hue else 0.27, LINE_INCHES * lines / (least + style.GAP))
     fig, ax = style.new_figure(title, max(2.2, 1.5 + step * (frame["place"].max() + 1)))
     if base:
         ax.axvline(base, color=MUTED, lw=0.8)
@@ -59,45 +57,26 @@ def bars(
     for place in frame["place"][zero]:
         style.note(ax, "0", (0, place), 4, xycoords=ax.get_yaxis_transform(), color=MUTED)
     for (name, origin), part in frame[~zero].groupby(["_series", "_origin"], sort=False):
-        (colour, marker, hatch), star = look_of[name], STAR * (origin != Origin.MEASURED)
-        values, places = part["value"].to_numpy(float), part["place"].to_numpy()
-        reach, label_of = style.ends(part), style.label(name, origin)
+        colour, marker, hatch = look_of[name]
+        values, places, reach = part["value"].to_numpy(float), part["place"].to_numpy(), style.ends(part)
+        drawn = {"xerr": reach, "label": style.label(name, origin)}
+        for place, taken in zip(places, part.get("samples", []), strict=False):
+            jitter = place + np.random.default_rng(0).uniform(-0.35, 0.35, len(taken))  # the same each time
+            ax.plot(taken, jitter, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.4, zorder=1)
         if points:
-            look = style.point(colour, marker, origin) | style.WHISKERS
-            ax.errorbar(values, places, xerr=reach, label=label_of, **look)
+            ax.errorbar(values, places, **drawn, **style.point(colour, marker, origin) | style.WHISKERS)
         else:
             look = style.bar(colour, origin, hatch) | {"error_kw": style.WHISKERS}
-            ax.barh(places, values - base, 0.92, left=base, xerr=reach, label=label_of, **look)
-        for value, below, above, place in zip(values, *np.nan_to_num(reach), places, strict=True):
-            words = size(value) if sizes else digits(value, value - below, value + above)
-            style.note(ax, words + star, (max(value + above, base), place), 7 if points else 4)
+            ax.barh(places, values - base, 0.92, left=base, **drawn, **look)
+        far = np.maximum(values + np.nan_to_num(reach[1]), base)
+        for words, *at in zip(style.numbers(part, sizes), far, places, strict=True):
+            style.note(ax, words, at, 7 if points else 4)
     style.categories(ax, centres.index, centres, frame["place"].max())
-    style.scale(ax.xaxis, log, frame.filter(["value", "low", "high"]).to_numpy(float), sizes)
+    ends = frame.filter(["value", "low", "high"]).to_numpy(float).ravel()
+    style.scale(ax.xaxis, log, np.concatenate([ends, *frame.get("samples", [])]), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
     style.legend(fig)
-    return fig
-
-
-@styled
-def samples(
-    taken: Mapping[str, tuple[Sequence[float], Estimate]], *, title: str, label: str, unit: str, statistic: str
-) -> Figure:
-    """Every sample of each form (in `unit`) as a dot, and the `statistic` of them with its 95 % interval."""
-    fig, ax = style.new_figure(title, 1.8 + 0.4 * len(taken))
-    looks, places = style.looks([*taken]).values(), np.arange(len(taken))
-    for place, (values, of), (colour, marker, _) in zip(places, taken.values(), looks, strict=True):
-        jitter = place + np.random.default_rng(0).uniform(-0.35, 0.35, len(values))  # the same each time
-        ax.plot(values, jitter, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.4, zorder=1)
-        low, high = of.interval or (of.value, of.value)
-        reach = [[of.value - low], [high - of.value]]
-        ax.errorbar([of.value], [place], xerr=reach, **style.point(colour, marker) | style.WHISKERS)
-        style.note(ax, digits(of.value, low, high), (high, place), 7)
-    every = np.concatenate([values for values, _ in taken.values()])
-    style.categories(ax, [f"{form}\nn = {len(values)}" for form, (values, _) in taken.items()], places, places[-1])
-    style.scale(ax.xaxis, style.is_wide(every), every)
-    ax.set_xlabel(axis_label(f"{label}; each sample and the {statistic}", unit))
-    ax.margins(x=0.12)
     return fig
 
 
@@ -121,13 +100,12 @@ def points(
     scale. An axis is logarithmic where all its numbers are positive and span more than a factor of 5, that of `y` by
     `log` where it is given.
     """
-    frame = frame.assign(_series=frame[hue] if hue else "", _origin=style.origins(frame))
-    looks = list(style.looks(list(frame["_series"].unique())).values())
+    frame = style.prepared(frame, hue)
+    looks = style.looks(frame["_series"])
     fig, ax = style.new_figure(title)
-    dashes, large = cycle(DASHES), np.linspace(5 + 4 * (len(looks) > 1) * joined, 5, len(looks))
-    for (name, series), (colour, marker, _), dots in zip(
-        frame.groupby("_series", sort=False), looks, large, strict=True
-    ):
+    dashes, large = cycle(DASHES), iter(np.linspace(5 + 4 * (len(looks) > 1) * joined, 5, len(looks)))
+    for name, series in frame.groupby("_series", sort=False):
+        (colour, marker, _), dots = looks[name], next(large)
         if joined:  # each on top of the last is thinner and broken, so that a curve under another shows
             line = {"color": colour, "lw": dots / 4, "ls": next(dashes)}
             ax.plot(*series.sort_values(x)[[x, y]].to_numpy(float).T, **line)
@@ -179,11 +157,11 @@ def roofline(reached: pd.DataFrame, ceilings: Ceilings, *, title: str) -> Figure
 MOST_NUMBERS = 6  # columns of a panel that still have room for numbers
 EMPTY = "#e3e5e9"  # a field without a number
 SHADES = LinearSegmentedColormap.from_list("shades", ["#fcf6d6", "#a5d8b9", "#4aa3dc"])  # dark letters are legible
-STATUSES = {  # the word of a field and its colour
+STATUSES = {  # from the best to the worst: the word of a field and its colour
     "ok": ("✓", "#9fcbe8"),
     "unavailable": ("not here", "#e3e5e9"),
-    "failed": ("fails", "#f3a36f"),
     "timeout": ("time-out", "#f2cd74"),
+    "failed": ("fails", "#f3a36f"),
 }
 
 
@@ -195,17 +173,15 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     comparable. Numbers stand in the fields where there is room for them. What was not measured has a star and no
     colour; a missing value (NaN) is an empty grey field. Raises `GnnlabError`.
     """
-    if not (frame["value"].dropna() > 0).all() or frame["value"].isna().all():
-        raise GnnlabError("a heat map needs a positive number, and none that is not: the scale is logarithmic")
     rows, columns, panels = (list(frame[name].unique()) for name in (row, column, panel))
-    origins = pd.Series(style.origins(frame), index=frame.index)
-    real, room = origins == Origin.MEASURED, len(columns) <= MOST_NUMBERS
+    frame, fields = style.prepared(frame.dropna(subset="value")), len(rows) * len(columns) * len(panels)
+    if frame.empty or not (frame["value"] > 0).all():
+        raise GnnlabError("a heat map needs a positive number, and none that is not: the scale is logarithmic")
+    real, room = frame["_origin"] == Origin.MEASURED, len(columns) <= MOST_NUMBERS
     measured = frame["value"].astype(float).where(real | ~real.any())
     shade = measured / measured.groupby(frame[row]).transform("min")
-    ends = frame.reindex(columns=["value", "low", "high"]).astype(object).where(lambda cell: cell.notna(), None)
-    words = [digits(*three) * room if three[0] else "" for three in ends.itertuples(index=False)]
-    words = [word + ("" if is_real else STAR.strip()) for word, is_real in zip(words, real, strict=True)]
-    frame = frame.assign(_shade=shade, _text=pd.Series(words, index=frame.index).where(frame["value"].notna(), None))
+    words = [text.replace(" ", "") if room else "★" * (STAR in text) for text in style.numbers(frame)]
+    frame = frame.assign(_shade=shade, _text=words)
     across = min(len(panels), max(1, 7 // len(columns)) if room else 2)
     down = math.ceil(len(panels) / across)
     height = 1.6 + down * (len(rows) * 0.27 + (1.05 if len(columns) <= 3 else 1.35))
@@ -218,19 +194,18 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         upright = sum(len(str(value)) for value in columns) > 57 / across
         ax.tick_params(axis="x", rotation=90 if upright else 0)
         ax.set(xlabel=plain(column), ylabel=plain(row) * (ax in grid[:, 0]))
-        ax.set_title(
-            f"{textwrap.fill(str(name), 60 // across)}{'' if real[part.index].all() else STAR}", fontsize=8, loc="left"
-        )
+        star = STAR * (not real[part.index].all())
+        ax.set_title(textwrap.fill(str(name), 60 // across) + star, fontsize=8, loc="left")
     for ax in axes[len(panels) :]:
         ax.remove()
     below = {"location": "bottom", "fraction": 0.03, "pad": 0.02, "aspect": 60}
     bar = fig.colorbar(drawn, ax=axes[: len(panels)], **below)
     bar.outline.set_visible(False)
     style.scale(bar.ax.xaxis, True, np.array([*limits.values()]))
-    others = dict.fromkeys(style.label("", origin) for origin in origins[~real])
-    lacking = bool(frame["value"].count() < len(rows) * len(columns) * len(panels))
     bar.set_label("times the least measured of the row", fontsize=8.5)
-    fig.supxlabel("; ".join([label, *others, *["grey: no value"] * lacking]), x=0.012, ha="left", fontsize=8.5)
+    others = dict.fromkeys(style.label("", origin) for origin in frame["_origin"][~real])
+    grey = ["grey: no value"] * (len(frame) < fields)
+    fig.supxlabel("; ".join([label, *others, *grey]), x=0.012, ha="left", fontsize=8.5)
     return fig
 
 
@@ -282,20 +257,19 @@ def gantt(chart: pd.DataFrame) -> Figure:
     """
     last = chart.groupby("panel", sort=False)["end_ms"].max()
     title = f"{chart['graph'].nunique()} graphs: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in last.items())
-    chart = chart.assign(origin=style.origins(chart), length=chart["end_ms"] - chart["start_ms"])
+    chart = style.prepared(chart).assign(length=chart["end_ms"] - chart["start_ms"])
     lanes, width = list(chart["unit"].unique()), chart["end_ms"].max()
-    colours = {unit: look[0] for unit, look in style.looks(sorted(lanes)).items()}
-    height = 1.7 + 0.34 * len(lanes) * len(last)
+    looks, height = style.looks(sorted(lanes)), 1.7 + 0.34 * len(lanes) * len(last)
     box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
     fig, grid = style.new_figure(title, height, nrows=len(last), ncols=1, sharex=True, squeeze=False)
     for ax, (name, of_panel) in zip(grid.flat, chart.groupby("panel", sort=False), strict=True):
-        for (unit, origin), part in of_panel.groupby(["unit", "origin"], sort=False):
-            lane, look = [lanes.index(unit)] * len(part), style.bar(colours[unit], origin)
+        for (unit, origin), part in of_panel.groupby(["unit", "_origin"], sort=False):
+            lane, look = [lanes.index(unit)] * len(part), style.bar(looks[unit][0], origin)
             drawn = ax.barh(lane, part["length"], 0.74, left=part["start_ms"], **look)
             numbers = part["graph"].astype(str).where(part["length"] > NARROW * width, "")
             ax.bar_label(drawn, numbers, label_type="center", fontsize=7, bbox=box)
         style.categories(ax, lanes, range(len(lanes)), len(lanes) - 1)
         ax.set_xlim(0, width * 1.01)
-        ax.set_title(f"{name}{STAR * any(of_panel['origin'] != Origin.MEASURED)}", fontsize=8.5, loc="left")
+        ax.set_title(f"{name}{STAR * any(of_panel['_origin'] != Origin.MEASURED)}", fontsize=8.5, loc="left")
     ax.set_xlabel("time (ms); a bar is a graph, by its number")
     return fig

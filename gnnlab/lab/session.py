@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from IPython import get_ipython
@@ -41,10 +41,14 @@ from .study import Study, headed
 from .table import Interval, Origin, Table
 from .text import number
 
+if TYPE_CHECKING:
+    from gnnlab.measure.conditions import Conditions  # torch, heavy
+
 warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)")  # torch says it once a process, to every reader
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler writes to the terminal otherwise
 
 KEY = "case"  # name of the key of a race whose cells have plain names
+MEASURED = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED}  # of a row that says nothing else
 
 
 class Lab:
@@ -92,9 +96,7 @@ class Lab:
         over: Mapping[Any, Any],
         *,
         key: str | Sequence[str] = KEY,
-        budget_s: float = 2.0,
         device: str | None = None,
-        precision: str = "float32",
         of_form: Mapping[str, Mapping[str, Any]] | None = None,
         purpose: str | None = None,
         **options: Any,
@@ -103,10 +105,10 @@ class Lab:
 
         `forms` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
         tuple of several keys, to its inputs: a mapping by the names of arguments, or a tuple. `key` names the keys.
-        `budget_s` is the sampling time of one cell, `precision` what forms compute in, `device` where: unless it is
-        named, where the tensors are that go in and out. The rows of a form say what the form says of itself
-        (`context.row_of`), and what `of_form` has for it, as `{"onnx": {"runtime": ...}}`. A form that raises
-        `Unavailable` is one, and no failure. `options` are those of `measure.race.race_forms`: tolerance, mode, per.
+        `device` is where forms compute: unless it is named, where the tensors are that go in and out. The rows of a
+        form say what the form says of itself (`context.row_of`), and what `of_form` has for it, as `{"onnx":
+        {"runtime": ...}}`. A form that raises `Unavailable` is one, and no failure. `options` are those of
+        `measure.race.race_forms`: budget_s (of one cell), tolerance, mode, per.
 
         `purpose` says what the forms are alternatives for, as "attention over {nodes} nodes" with the keys of a cell: a
         line of the table with which the report opens. A race without one is no choice of a reader's.
@@ -120,33 +122,19 @@ class Lab:
         unseen = PLACE in os.environ or None  # None: shown in a terminal and in JupyterLab
         for label, inputs in tqdm(over.items(), f"cells of {study}", leave=False, disable=unseen):
             keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
-            for form, raced in race_forms(forms, inputs, budget_s=budget_s, device=device, **options).items():
+            for form, raced in race_forms(forms, inputs, device=device, **options).items():
                 name = baseline if form == CONTROL else form
-                own = row_of(forms[name]) | (of_form or {}).get(name, {})
-                asked = {"study": study, "keys": keys, "form": form, "device": raced.device, "precision": precision}
-                self._put_raced(raced, baseline, asked, own)
+                fields = {"device": raced.device, **row_of(forms[name]), **(of_form or {}).get(name, {})}
+                fields |= {**MEASURED, "statistic": "median", "parity_error": raced.parity_error}
+                if raced.times_ms is None:
+                    fields |= {"status": "unavailable" if raced.missing else "failed", "reason": raced.reason}
+                else:
+                    fields["notes"] = [*fields.get("notes", []), *raced.notes]
+                if ratio := raced.ratio:
+                    fields |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+                    fields["baseline"] = baseline
+                self._put(raced.times_ms, raced.conditions, study=study, keys=keys, form=form, **fields)
         return self.study(study)
-
-    def _put_raced(self, raced: Any, baseline: str, asked: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Add the row of a raced form: what was `asked` of the race, what the form says of its `own`, and the threads
-        and the precision of torch's matrix products that held while it ran.
-        """
-        fields = self._conditions_for({**asked, **own})
-        if raced.conditions and "threads" not in own:
-            fields["threads"] = fields["threads"] and raced.conditions.threads  # a GPU has none
-        products = raced.conditions.precision if raced.conditions else "highest"
-        if "device" not in own and fields["runtime"].startswith("torch"):
-            fields["precision"] += self._products(products, fields["device"])
-        fields |= {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, "statistic": "median"}
-        fields["parity_error"] = raced.parity_error
-        if raced.times_ms is None:
-            status = "unavailable" if fields["form"] == baseline or raced.missing else "failed"
-            fields |= {"status": status, "reason": raced.reason or "nothing to compare it with"}
-        else:
-            fields["notes"] = [*fields.get("notes", []), *raced.notes]
-            if (ratio := raced.ratio) is not None:
-                fields |= {"baseline": baseline, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
-        self._put(raced.times_ms, **fields)
 
     def samples(
         self, study: str, form: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
@@ -156,7 +144,7 @@ class Lab:
         `fields` are those of a row: keys, better, device ("cpu"), precision, notes, ...
         """
         named = {"study": study, "form": form, "unit": unit, "statistic": statistic}
-        self._put(samples, **{"better": "lower", "origin": Origin.MEASURED, **fields, **named})
+        self._put(samples, **MEASURED | fields | named)
         return self.study(study)
 
     def count(self, study: str, counts: Mapping[str, float], *, unit: str = "count", **fields: Any) -> Study:
@@ -183,7 +171,7 @@ class Lab:
         known = {*tables.FIELDS, "samples"} - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
             named = {n: v for n, v in given.items() if n in known and not (pd.api.types.is_scalar(v) and pd.isna(v))}
-            self._put(**{**constant, **named, "study": study, "keys": {name: given[name] for name in keys}})
+            self._put(**constant | named | {"study": study, "keys": {name: given[name] for name in keys}})
         return self.study(study)
 
     def summarize(self, study: str, form: str, **keys: Any) -> None:
@@ -194,18 +182,9 @@ class Lab:
         except Untestable as reason:
             self.unavailable(study + ratios.SUMMARY, form, str(reason), keys=keys)
 
-    def _put(self, samples: Sequence[float] | None = None, **fields: Any) -> None:
-        """Add a row; where it has samples, its value, interval and n follow from them."""
-        if samples is None or fields.get("status", "ok") != "ok" or not len(samples):
-            samples = None  # a row without a number rests on none
-        else:
-            fields |= tables.of_estimate(estimates.summary(samples, fields["statistic"]))
-        self.table.put(tables.row(**self._conditions_for(fields)), samples)
-
     def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
         """Record that something could not be measured here, and why or what it would need."""
-        fields = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED, **fields}
-        self._put(study=study, form=form, status=status, reason=reason, **fields)
+        self._put(**MEASURED | fields, study=study, form=form, status=status, reason=reason)
 
     @contextmanager
     def guarded(self, study: str, form: str, **fields: Any) -> Iterator[None]:
@@ -219,30 +198,28 @@ class Lab:
         """The rows recorded so far under a name: to plot, to show as a table, to compute with."""
         return Study(name, self.table.select(name), self)
 
-    def _conditions_for(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """`fields` with the conditions that they leave out, which are those of torch now: runtime, precision, threads
-        (of a CPU alone) and device; a bare "cpu" or "cuda:0" becomes the device's name.
+    def _put(self, samples: Sequence[float] | None = None, held: Conditions | None = None, **fields: Any) -> None:
+        """Add a row. Value, interval and n follow from `samples` where it has some; conditions that `fields` leave out
+        are those that were `held`, or those of torch now. A bare "cpu" or "cuda:0" becomes the device's name.
         """
         import torch
 
-        from gnnlab.measure import conditions
+        from gnnlab.measure.conditions import Conditions
 
-        device = str(fields.get("device", "cpu"))
-        bare = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device)
-        if bare:
+        held, device = held or Conditions.now(), str(fields.get("device", "cpu"))
+        if bare := re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device):
             kind, at = bare[1].upper(), int(bare[2] or 0)
             names = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
             device = f"{kind} {names[at]}" if at < len(names) else kind
-        threads = torch.get_num_threads() if device.startswith("CPU") else 0
-        precision = f"float32{self._products(conditions.products(), device)}"
-        of_torch = {"runtime": f"torch {torch.__version__}", "precision": precision, "threads": threads}
-        return {**of_torch, **fields, "device": device}
-
-    @staticmethod
-    def _products(precision: str, device: str) -> str:
-        """What to say of float32 products that are less exact than float32."""
-        tf32 = " (TF32)" if device.startswith("CUDA") else ""
-        return "" if precision == "highest" else f", matmul precision {precision}{tf32}"
+        of_torch = {"runtime": f"torch {torch.__version__}", "threads": held.threads * device.startswith("CPU")}
+        fields = of_torch | {"precision": "float32"} | fields | {"device": device}
+        if held.precision != "highest" and fields["runtime"].startswith("torch") and fields["precision"] == "float32":
+            fields["precision"] += f", matmul precision {held.precision}{' (TF32)' * device.startswith('CUDA')}"
+        if fields.get("status", "ok") != "ok" or samples is None or not len(samples):
+            samples = None  # a row without a number rests on none
+        else:
+            fields |= tables.of_estimate(estimates.summary(samples, fields["statistic"]))
+        self.table.put(tables.row(**fields), samples)
 
     # ---- showing ----------------------------------------------------------------------------------------------------
 
@@ -251,10 +228,9 @@ class Lab:
 
         Its title is what it finds; `key` marks the one that the front page shows.
         """
-        first = fig.axes[0] if fig.axes else None
-        own = fig.get_suptitle() or (first and (first.get_title(loc="left") or first.get_title())) or ""
-        where = {"folder": self._place, "notebook": self.notebook}
-        record = plot_style.save(fig, name, title=" ".join(own.split()), alt=alt, key=key, **where)
+        titles = [fig.get_suptitle(), *(ax.get_title(loc=loc) for ax in fig.axes[:1] for loc in ("left", "center"))]
+        title, prefix = " ".join(next(filter(None, titles), "").split()), f"{self.notebook[:2]}_"
+        record = plot_style.save(fig, name, title=title, alt=alt, key=key, folder=self._place, prefix=prefix)
         self.figures = [other for other in self.figures if other.name != name] + [record]
         saved = Image(filename=self._place / record.png)  # the figure itself would be drawn once more
         display(saved, metadata={"image/png": {"alt": alt, "name": name}})

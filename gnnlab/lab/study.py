@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from IPython.display import display
 from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import CONTROL, Estimate
 
 from . import plots, text
-from .plot_style import MAX_SERIES
+from .plot_style import MAX_SERIES, is_wide
 from .table import FIELDS, Origin, Row, fits, over_baseline
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ STATISTICS = {"p95": "95th percentile"}  # those that a title names
 SAME = 1e-4  # largest relative error of a form that computes the same as its baseline
 ANSWER_KNOWN = " is known"  # a note that ends so: the form was timed on cached answers alone
 LONG_TEXT = 24  # characters of a sentence that a table says once
-WORST_FIRST = ("failed", "timeout", "unavailable", "ok")
+ENDS = ("value", "low", "high")
 
 
 class Study:
@@ -53,7 +54,7 @@ class Study:
     ) -> None:
         self.name, self.rows, self._lab = name, list(rows), lab
         self._selected, self._label = dict(selected or {}), label
-        self._valued = [row for row in self.rows if row.status == "ok"]
+        self._valued = [row for row in self.rows if row.status == "ok"]  # those with a number
         keys = dict.fromkeys(key for row in self.rows for key in row.keys)
         columns = [*keys, *(field for field in FIELDS if field not in ("study", "keys", *keys))]
         self.frame = pd.DataFrame([row.keys | row.model_dump() for row in self.rows], columns=columns)
@@ -156,7 +157,7 @@ class Study:
             value = text.size(row.value) if unit == "MiB" else text.with_unit(row.estimate, unit)[0]
             ends.append(f"{value} ({name})")
         statistic = f", {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else ""
-        said = ends[0] if len(rows) == 1 else f"up to {ends[1]}" if "share" in units else f"from {' to '.join(ends)}"
+        said = ends[0] if len(rows) == 1 else f"up to {ends[1]}" if unit == "share" else f"from {' to '.join(ends)}"
         return f"{self.title}{statistic}: {said}"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
@@ -166,25 +167,19 @@ class Study:
     ) -> None:
         """Draw the rows, save the figure under the study's name and list the forms that have no number.
 
-        Bars of the `ratio` over the baseline, or of the `value`; with `x`, a key that is a number, lines over it, one
-        for each value of `by`; `y` "samples" draws every sample. `key` marks the figure that the front page shows.
-        What was not measured is hatched.
+        Bars of the `ratio` over the baseline, or of the `value`; "samples" draws every sample beside it. With `x`, a
+        key that is a number, lines over it, one for each value of `by`. `key` marks the figure that the front page
+        shows. What was not measured is hatched.
         """
         if self._is_empty():
             return
-        if y == "samples":
-            taken = {row.form: (self._lab.table.samples_of(row), row.estimate) for row in self._valued}
-            statistic = self._valued[0].statistic
-            axis = {"label": self.label, "unit": self._unit(), "statistic": STATISTICS.get(statistic, statistic)}
-            fig = plots.samples(taken, **axis, title=self.finding())
-            return self._show(fig, "", f"Dots: every sample of {', '.join(taken)}, {self.label}", key)
         frame, label, unit = self._numbers(y)
         if frame.empty:
             return self._lab.say("\n".join([f"{self.title}: there is nothing to compare.", "", *self._remarks()]))
         if log is None:
-            values = frame["value"][frame["value"] > 0]
-            wide = len(values) and (values.max() / values.min() > 5 or y == "ratio")
-            log = bool(wide and not ((frame["low"] <= 0) & (frame["high"] > 0)).any())
+            values = np.concatenate(frame["samples"]) if y == "samples" else frame["value"][frame["value"] > 0]
+            spans_0 = ((frame["low"] <= 0) & (frame["high"] > 0)).any()
+            log = not spans_0 and (y == "ratio" or (len(values) > 0 and is_wide(values)))
         if x is None:
             fig = self._bars(frame, by, label=label, unit=unit, log=log)
         else:
@@ -215,12 +210,11 @@ class Study:
         if self._is_empty():
             return
         frame, label, unit = self._numbers("value", missing=True)
-        shape = {"row": row, "column": column, "panel": panel}
         if panel == "baseline":
             frame = frame.assign(baseline="over " + frame["baseline"])
-        fig = plots.heat(frame, **shape, label=text.axis_label(label, unit), title=self.finding())
+        axes = {"row": row, "column": column, "panel": panel, "label": text.axis_label(label, unit)}
         by = f"{text.plain(row)} and {text.plain(column)}, one map for each {text.plain(panel)}"
-        self._show(fig, "heat", f"Heat maps: {label} by {by}", key)
+        self._show(plots.heat(frame, **axes, title=self.finding()), "heat", f"Heat maps: {label} by {by}", key)
 
     def marks(self, *, row: str, column: str, key: bool = False) -> None:
         """A matrix of what became of each pair of two keys or fields: ok, or not, with the reasons listed below.
@@ -232,22 +226,19 @@ class Study:
             self._lab.say(f"{self.title}: nothing was measured.")
             return
         self._need(row, column)
-        worst = compared.sort_values("status", key=lambda names: names.map(WORST_FIRST.index), kind="stable")
-        worst = worst.drop_duplicates([row, column]).sort_index()
-        statuses = worst["status"].value_counts()
-        counts = ", ".join(f"{statuses[status]} {status}" for status in WORST_FIRST[::-1] if status in statuses)
-        title = f"{self.title}: of {len(worst)} pairs of {text.plain(row)} and {text.plain(column)}, {counts}"
+        ranks = compared["status"].map([*plots.STATUSES].index)
+        worst = compared.loc[ranks.groupby([compared[row], compared[column]], sort=False).idxmax()]
+        counts = worst["status"].value_counts().reindex([*plots.STATUSES]).dropna()
+        said = ", ".join(f"{count:.0f} {status}" for status, count in counts.items())
+        title = f"{self.title}: of {len(worst)} pairs of {text.plain(row)} and {text.plain(column)}, {said}"
         fig = plots.marks(worst, row=row, column=column, title=title)
-        self._show(fig, "marks", f"A mark for each {text.plain(row)} and {text.plain(column)}: {counts}", key)
-        lost = compared[compared["status"] != "ok"]
-        lines, every = [], worst[column].nunique()
-        reasons = [_unnamed(*pair, column) for pair in zip(lost["reason"].astype(str), lost[column], strict=True)]
-        for reason, of in lost.groupby(lost["status"] + ": " + reasons, sort=False):
-            where = []
-            for name, cells in of.groupby(row, sort=False):
-                at = cells[column].astype(str).unique()
-                where.append(f"{name} × {f'every {text.plain(column)}' if len(at) == every > 1 else ', '.join(at)}")
-            lines.append(f"- {reason} ({'; '.join(where)})")
+        self._show(fig, "marks", f"A mark for each {text.plain(row)} and {text.plain(column)}: {said}", key)
+        lost, every, lines = compared[ranks > 0], worst[column].nunique(), []
+        for reason, of in lost.groupby(lost["status"] + ": " + lost["reason"], sort=False):
+            where = of.astype({column: str}).groupby(row, sort=False)[column].unique()
+            every_one = f"every {text.plain(column)}"
+            at = [f"{name} × {every_one if len(c) == every > 1 else ', '.join(c)}" for name, c in where.items()]
+            lines.append(f"- {reason} ({'; '.join(at)})")
         if lines:
             self._lab.say("\n".join(lines))
 
@@ -258,34 +249,32 @@ class Study:
         """
         if self._is_empty():
             return
-        factor, unit = text.shown_as(self._unit())
-        frame = self.frame[(self.frame["status"] == "ok") & (self.frame["form"] != CONTROL)]
-        title, line = self.finding(), ""
-        if {x, y} <= set(frame["form"]):
-            frame = _paired(frame, x, y, factor)
+        frame, label, unit = self._numbers("value")
+        title, labels, line = self.finding(), {}, ""
+        if equal := {x, y} <= set(frame["form"]):
+            frame = _paired(frame, x, y)
             if frame.empty:
                 return self._lab.say(f"{self.title}: {x} and {y} have no case in common.")
-            off = (frame[y] - frame[x]).abs() if unit == "%" else 100 * (frame[y] / frame[x] - 1).abs()
-            far = "percentage points" if unit == "%" else "%"
+            off, far = 100 * (frame[y] / frame[x] - 1).abs(), "%"
+            if unit == "%":
+                off, far = (frame[y] - frame[x]).abs(), "percentage points"
             middle, most = (f"{text.number(value)} {far}" for value in (off.median(), off.max()))
             title = f"{self.title}: {text.plain(y)} is off {text.plain(x)} by {middle} in the median, {most} at most"
             line = f", {len(off)} cases with the line of equality"
             labels = {name: text.axis_label(text.plain(name), unit) for name in (x, y)}
         else:
             self._need(x, y, numbers=True)
-            by = by or "form"
-            labels = {n: text.axis_label(self.label, unit) if n == "value" else text.plain(n) for n in (x, y)}
-        axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
-        fig = plots.points(frame, **axes, hue=by, equal=bool(line), title=title)
-        self._show(fig, "scatter", f"Points: {labels[y]} over {labels[x]}{line}", key)
+            by, labels["value"] = by or "form", text.axis_label(label, unit)
+        axes = {"x_label": labels.get(x, text.plain(x)), "y_label": labels.get(y, text.plain(y))}
+        fig = plots.points(frame, x=x, y=y, hue=by, equal=equal, title=title, **axes)
+        self._show(fig, "scatter", f"Points: {axes['y_label']} over {axes['x_label']}{line}", key)
 
     def _unit(self) -> str:
         """The one unit of the rows that have a number. Raises `GnnlabError` where there are several."""
         units = list(dict.fromkeys(row.unit for row in self._valued))
         if len(units) > 1:
-            raise GnnlabError(
-                f"{self.name} is in {' and '.join(units)}: one figure has one unit; .only(unit={units[0]!r})"
-            )
+            several = " and ".join(units)
+            raise GnnlabError(f"{self.name} is in {several}: one figure has one unit; .only(unit={units[0]!r})")
         return units[0]
 
     def _is_empty(self) -> bool:
@@ -303,17 +292,24 @@ class Study:
 
     def _numbers(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
         """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit."""
-        frame = self.frame[(self.frame["form"] != CONTROL) & ((self.frame["status"] == "ok") | missing)]
+        unit, first = self._unit(), self._valued[0]
+        frame = self.frame[(self.frame["status"] == "ok") | missing]
+        if y == "samples":
+            label = f"{self.label}; every sample and the {STATISTICS.get(first.statistic, first.statistic)}"
+            return frame.assign(samples=[self._lab.table.samples_of(row) for row in self._valued]), label, unit
+        frame = frame[frame["form"] != CONTROL]
         if y == "ratio":
             frame = frame[frame["ratio"].notna()]
             base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
             columns, factor, label, unit = ("ratio", "ratio_low", "ratio_high"), 1.0, f"times as fast as {base}", "x"
         else:
-            better = self._valued[0].better
-            label = self._label or LABELS.get((self._unit(), better), self.label)
-            columns, (factor, unit) = ("value", "low", "high"), text.shown_as(self._unit())
-        numbers = frame[[*columns]].astype(float).to_numpy() * factor
-        return frame.assign(value=numbers[:, 0], low=numbers[:, 1], high=numbers[:, 2]), label, unit
+            label = self._label or LABELS.get((unit, first.better), self.label)
+            columns, (factor, unit) = ENDS, text.shown_as(unit)
+        return (
+            frame.assign(**dict(zip(ENDS, (frame[[*columns]].astype(float) * factor).to_numpy().T, strict=True))),
+            label,
+            unit,
+        )
 
     def _remarks(self) -> list[str]:
         """Each form over all cells, the A/A control last, and what has no number."""
@@ -389,26 +385,20 @@ def _value_text(row: Row, unit: str | None) -> str:
     return text.estimate_text(row.estimate, factor) + ("" if unit else f" {own}")
 
 
-def _unnamed(reason: str, value: Any, column: str) -> str:
-    """A reason that names its own field of a matrix without the name, so that it is that of others, too: "this stage
-    has no sum" of "GATHER has no sum" at stage "1 GATHER"."""
-    return re.sub(rf"(?<!\S){re.escape(str(value).rpartition(' ')[2])}(?!\S)", f"this {text.plain(column)}", reason)
-
-
 def _series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
     """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
     return frame.assign(**{by: [text.named(by, value) for value in frame[by]]})
 
 
-def _paired(frame: pd.DataFrame, x: str, y: str, factor: float) -> pd.DataFrame:
-    """A row for each cell in which both forms have a number, their values times `factor` under their names."""
+def _paired(frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """A row for each cell in which both forms have a number, which stand under their names."""
     keys = [name for name in frame if name not in FIELDS]
-    sides = []
-    for name in (x, y):
-        side = frame.loc[frame["form"] == name, [*keys, "origin", "value", "low", "high"]]
-        side = side.astype(dict.fromkeys(("value", "low", "high"), float))
-        side[["value", "low", "high"]] *= factor
-        sides.append(side.rename(columns={"value": name, "low": f"{name}_low", "high": f"{name}_high"}))
+    sides = [
+        frame.loc[frame["form"] == name, [*keys, "origin", *ENDS]].rename(
+            columns={"value": name, "low": f"{name}_low", "high": f"{name}_high"}
+        )
+        for name in (x, y)
+    ]
     return sides[0].drop(columns="origin").merge(sides[1], on=keys)
 
 

@@ -115,19 +115,18 @@ class Row(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Row:
         if self.status != "ok":
-            if not self.reason or self.value is not None or self.n:
-                raise ValueError(f"{self.status}, which needs a reason and has neither value nor samples")
+            if not self.reason:
+                raise ValueError(f"{self.status}, which needs a reason")
             return self
         if self.value is None or self.n < 1:
             raise ValueError(f"status 'ok' and value {self.value} of n = {self.n}")
         if (self.ratio is None) != (self.baseline is None):
             raise ValueError("a ratio needs its baseline, and a baseline its ratio")
         _ = self.estimate, self.gain  # an `Estimate` refuses a value outside of its interval
-        none, exact = self.interval is Interval.NONE, self.interval is Interval.EXACT
-        if (self.low is None) != none or (exact and self.low != self.high):
-            raise ValueError(f"{self.low} to {self.high} is no interval of kind {self.interval.value!r}")
-        if self.origin is Origin.MEASURED and (exact or (self.interval is Interval.CONFIDENCE and self.n < 2)):
-            raise ValueError(f"measured, with n = {self.n}, has no interval of kind {self.interval.value!r}")
+        kind, measured = self.interval, self.origin is Origin.MEASURED
+        of_one = measured and (kind is Interval.EXACT or (kind is Interval.CONFIDENCE and self.n < 2))
+        if of_one or (self.low is None) != (kind is Interval.NONE):
+            raise ValueError(f"{self.origin.value}, with n = {self.n}, has no interval of kind {kind.value!r}")
         return self
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gnnlab.measure.estimates import Estimate
 
-Bounds = tuple[float | None, float | None]
+UNITS = {"gb_s": ("bandwidth", "GB/s"), "mib": ("size", "MiB"), "ms": ("time", "ms")}  # at the end of names
 SIZES_MIB = {"GiB": 2**10, "MiB": 1, "KiB": 2**-10, "B": 2**-20}
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
@@ -40,16 +40,16 @@ def digits(value: float, low: float | None, high: float | None) -> str:
 
     The end nearer to 0 keeps two digits, so that a wide interval does not seem to reach 0.
     """
-    if low is None or high is None or low == high:
-        return number(value) if low is None or high is None else exact(value)
+    if low is None or high is None:
+        return number(value)
+    if low == high:
+        return exact(value)
     half, nearer = (high - low) / 2, min(abs(low), abs(high))
     places = -math.floor(math.log10(half)) + (half / 10 ** math.floor(math.log10(half)) < 2)
     if nearer > half / 200:
         places = max(places, 1 - math.floor(math.log10(nearer)))
-    if places > 6:
-        return f"{value:.3g}"
     places = max(places, 0)
-    return f"{round(value, places) + 0.0:,.{places}f}"  # no "-0.0"
+    return f"{value:.3g}" if places > 6 else f"{round(value, places) + 0.0:,.{places}f}"  # no "-0.0"
 
 
 def shown_as(unit: str) -> tuple[float, str]:
@@ -64,15 +64,14 @@ def with_unit(estimate: Estimate, unit: str) -> tuple[str, str]:
     return value + suffix, interval and interval + suffix
 
 
-def claimed_text(bounds: Bounds | None, unit: str) -> str:
+def claimed_text(bounds: tuple[float | None, float | None] | None, unit: str) -> str:
     """A claimed range: "1.41 to 1.45×", "at least 5 %", or "some gain" where no number was named."""
     if bounds is None:
         return "some gain"
     factor, suffix = _suffix(unit)
     low, high = (None if end is None else exact(end * factor) for end in bounds)
-    if low is None or high is None:
-        return (f"at least {low}" if high is None else f"at most {high}") + suffix
-    return (low if low == high else f"{low} to {high}") + suffix
+    text = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+    return (low if low == high else text) + suffix
 
 
 def _suffix(unit: str) -> tuple[float, str]:
@@ -119,14 +118,10 @@ def duration(seconds: float) -> str:
 
 def plain(name: str) -> str:
     """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
-    if name == "pu":  # as S4 calls it
-        return "processing unit"
-    for ending, unit, quantity in (("gb_s", "GB/s", "bandwidth"), ("mib", "MiB", "size"), ("ms", "ms", "time")):
-        if name == ending:
-            return f"{quantity} ({unit})"
-        if name.endswith(f"_{ending}"):
-            return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({unit})"
-    return name.replace("_", " ")
+    for ending, (quantity, unit) in UNITS.items():
+        if f"_{name}".endswith(f"_{ending}"):
+            return f"{name.removesuffix(ending).strip('_').replace('_', ' ') or quantity} ({unit})"
+    return "processing unit" if name == "pu" else name.replace("_", " ")  # as S4 calls it
 
 
 def axis_label(label: str, unit: str) -> str:

@@ -57,9 +57,7 @@ class OpenVINOUnit(Unit):
     def load(self, layer, first, last, artefact, *, nodes, edges, threads, precision) -> Loaded:
         block = layer.block(first, last)
         if artefact is None and self.exporter == "handbuilt" and not block.reduces:
-            raise Unavailable(
-                f"{block.name} has no sum over neighbours, so no graph is built by hand for it; use openvino:CPU"
-            )
+            raise Unavailable("without a sum over neighbours no graph is built by hand; use openvino:CPU")
         artefact = require_artefact(self, artefact, first, last)
         changed = artefact.path.stat().st_mtime_ns
         compiled = _compiled(artefact.path, changed, self.processor, precision, threads)

@@ -151,7 +151,7 @@ def fast_block(layer: StagedLayer, block: StageBlock) -> Callable[[dict[str, Ten
     if layer.name != "sage":
         raise Unavailable(f"the fast forms are of GraphSAGE's stages, not of {layer.name}'s")
     if not block.first <= SUM <= block.last:
-        raise Unavailable(f"{block.name} has no sum over neighbours in it, so there is no faster form; use torch:CPU")
+        raise Unavailable("without a sum over neighbours there is no faster form; use torch:CPU")
 
     def sums(known: dict[str, Tensor], neighbours: Neighbours) -> dict[str, Tensor]:
         if block.first == GATHER and block.last >= NORMALIZE:

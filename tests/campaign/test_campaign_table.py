@@ -48,14 +48,17 @@ def test_a_cell_is_a_row_with_every_sample_and_its_conditions():
 
 def test_the_conclusion_names_the_fastest_the_longest_stage_and_what_the_machine_did():
     times = {(TORCH, 1): 1.0, (FAST, 1): 2.0, (TORCH, 6): 4.0, (FAST, 6): 3.0, (TORCH, 7): 1.0, (FAST, 7): 2.0}
-    cells = table(*(answer(unit, first, timed(ms)) for (unit, first), ms in times.items()), answer(GPU, 1, missing()))
+    fused = [answer(unit, 1, timed(ms), last=7) for unit, ms in ((TORCH, 9.0), (FAST, 7.0))]
+    stages = [answer(unit, first, timed(ms)) for (unit, first), ms in times.items()]
+    cells = table(*stages, *fused, answer(GPU, 1, missing()))
     reference = pd.DataFrame({"phase": ["1", "1"], "form": ["before", "after"], "samples": [[2.0], [2.6]]})
     said = tables.conclusion(cells, reference)
-    assert said[:2] == [
-        f"**Fastest on this CPU, of 3 stages and blocks: {TORCH} at 2, {FAST} at 1.**",
-        "At 10/20, 6 TRANSFORM is 60 % of its stages' time, each on its fastest runtime.",
+    assert said[:3] == [
+        f"**No runtime of this CPU is fastest everywhere: of 4 stages and blocks, {TORCH} at 2, {FAST} at 2.**",
+        "At 10/20, 6 TRANSFORM takes 60 % of the time of single stages, each on its fastest runtime.",
+        f"In one block, 1-7 GATHER..ACTIVATE is fastest on {FAST}.",
     ]
-    assert said[2].startswith("1 of 7 cells have no time") and "changed by 30 %" in said[3]
+    assert said[3].startswith("1 of 9 cells have no time") and "changed by 30 %" in said[4]
     (lost,) = tables.conclusion(table(answer(GPU, 1, missing())), reference[:0])
     assert lost.startswith("1 of 1 cells have no time")
 

@@ -12,7 +12,6 @@ from PIL import Image
 
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import plot_style, plots
-from gnnlab.measure.estimates import Estimate
 from gnnlab.profile.roofline import Ceilings
 
 TITLE = "mm takes a third of the forward pass of symptom_gat on digits, and the next four operators another third of it"
@@ -37,9 +36,9 @@ def bars(frame=OPERATORS, **changes):
     return plots.bars(frame, **{"y": "operator", "label": "share", "unit": "%", "title": TITLE} | changes)
 
 
-def lines(**changes):
+def lines(frame=SIZES, **changes):
     axes = {"x": "nodes", "y": "value", "x_label": "nodes", "y_label": "forward (ms)", "hue": "model"}
-    return plots.points(SIZES, **axes, joined=True, title=TITLE, **changes)
+    return plots.points(frame, **axes, joined=True, title=TITLE, **changes)
 
 
 def roofline(count):
@@ -52,9 +51,9 @@ def roofline(count):
 
 def samples():
     rng = np.random.default_rng(0)
-    taken = {"baseline": [*rng.normal(1, 0.02, 60), 9.0, 11.0], "baseline again": rng.normal(1, 0.02, 60)}
-    taken = {name: (values, Estimate(1.0, 0.99, 1.01, 60)) for name, values in taken.items()}
-    return plots.samples(taken, title=TITLE, label="time", unit="ms", statistic="median")
+    taken = [np.array([*rng.normal(1, 0.02, 60), 9.0, 11.0]), rng.normal(1, 0.02, 60)]
+    frame = pd.DataFrame({"form": ["baseline", "baseline again"], "value": 1.0, "low": 0.99, "high": 1.01})
+    return bars(frame.assign(samples=taken), y="form", label="time", unit="ms", log=True)
 
 
 @pytest.fixture(scope="module")
@@ -104,41 +103,35 @@ def test_what_was_not_measured_is_hatched_or_hollow_and_starred(figures):
 
 
 def test_series_differ_by_more_than_colour():
-    looks = list(plot_style.looks(list("abcdefghijkl")).values())
+    looks = list(plot_style.looks("abcdefghijkl").values())
     assert len({look[:2] for look in looks}) == 12 and len({look[1:] for look in looks[:8]}) == 8
 
 
 def test_a_curve_exactly_under_another_shows():
     twice = pd.concat([SIZES[:3].assign(model=name) for name in "ab"])
-    axes = {"x": "nodes", "y": "value", "x_label": "nodes", "y_label": "ms", "title": TITLE}
-    below, above = (
-        line for line in plots.points(twice, **axes, hue="model", joined=True).axes[0].lines if line.get_ls() != "None"
-    )
+    below, above = (line for line in lines(twice).axes[0].lines if line.get_ls() != "None")
     assert below.get_lw() > above.get_lw() and (below.get_ls(), above.get_ls()) == ("-", "--")
 
 
 def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points():
     frame = pd.DataFrame({"form": ["slow", "fast"], "value": [0.5, 4.0], "low": [0.4, 3.0], "high": [0.6, 5.0]})
-    options = {"y": "form", "label": "of a form", "title": TITLE, "log": True}
-    ratios = [(bar.get_x(), bar.get_width()) for bar in plots.bars(frame, unit="x", **options).axes[0].patches]
-    assert ratios == [(1, -0.5), (1, 3.0)]
-    times = plots.bars(frame, unit="ms", **options).axes[0]
+    ratios, times = (bars(frame, y="form", unit=unit, log=True).axes[0] for unit in ("x", "ms"))
+    assert [(bar.get_x(), bar.get_width()) for bar in ratios.patches] == [(1, -0.5), (1, 3.0)]
     assert not times.patches
     assert [list(line.get_xdata()) for line in times.lines if line.get_marker() == "o"] == [[0.5, 4.0]]
 
 
 def test_sizes_over_decades_have_units_of_their_own_and_a_0_stands_at_the_edge():
     frame = pd.DataFrame({"part": ["buffers", "input", "output", "peak"], "value": [4 / 2**20, 0.0, 0.25, 214.0]})
-    axes = plots.bars(frame, y="part", label="memory", unit="MiB", title=TITLE, log=True).axes[0]
+    axes = bars(frame, y="part", label="memory", unit="MiB", log=True).axes[0]
     assert {text.get_text() for text in axes.texts} == {"4 B", "0", "256 KiB", "214 MiB"}
     assert axes.get_xlabel() == "memory" and {"1 KiB", "1 MiB"} <= {tick.get_text() for tick in axes.get_xticklabels()}
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.85, 2.1), (1.0, 6.0), (0.6, 1.8), (0.9, 1.6), (0.1, 160.0)])
+@pytest.mark.parametrize(("low", "high"), [(0.85, 2.1), (0.6, 1.8), (0.1, 160.0)])
 def test_an_axis_of_ratios_has_a_tick_at_1(low, high):
     frame = pd.DataFrame({"form": ["slow", "fast"], "value": [low, high]})
-    axes = plots.bars(frame, y="form", label="of a form", unit="x", title=TITLE, log=True).axes[0]
-    assert 1 in axes.get_xticks()
+    assert 1 in bars(frame, y="form", unit="x", log=True).axes[0].get_xticks()
 
 
 def written(folder):
@@ -163,10 +156,15 @@ def test_every_sample_is_drawn_those_far_out_too():
 
 
 def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_see(tmp_path):
-    record = plot_style.save(bars(), "operators", title=TITLE, alt=f"{ALT} <&>", folder=tmp_path, key=True)
-    assert (record.png, record.svg, record.key) == ("figures/operators.png", "figures/operators.svg", True)
-    of_09 = plot_style.save(bars(), "operators", title=TITLE, alt=ALT, folder=tmp_path, notebook="09_mine")
-    assert (of_09.name, of_09.png) == ("operators", "figures/09_operators.png")
+    record = plot_style.save(
+        bars(), "operators", title=TITLE, alt=f"{ALT} <&>", folder=tmp_path, key=True, prefix="09_"
+    )
+    assert (record.name, record.png, record.svg, record.key) == (
+        "operators",
+        "figures/09_operators.png",
+        "figures/09_operators.svg",
+        True,
+    )
     with Image.open(tmp_path / record.png) as picture:
         assert picture.width == 1440
         assert picture.getpixel((2, 2))[:3] == tuple(round(255 * c) for c in to_rgb(plot_style.SURFACE))
@@ -175,16 +173,16 @@ def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_se
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("wrong", "message"),
     [
         ({"alt": "a bar chart        "}, "alternative text"),
-        ({"title": " "}, "needs a title"),
+        ({"title": " "}, "a title"),
         ({"name": "../a"}, "file name"),
     ],
 )
-def test_save_refuses_what_a_reader_would_miss(tmp_path, changes, message):
+def test_save_refuses_what_a_reader_would_miss(tmp_path, wrong, message):
     with pytest.raises(GnnlabError, match=message):
-        plot_style.save(bars(), folder=tmp_path, **{"name": "a", "title": TITLE, "alt": ALT} | changes)
+        plot_style.save(bars(), folder=tmp_path, **{"name": "a", "title": TITLE, "alt": ALT} | wrong)
     assert not list(tmp_path.iterdir())
 
 
