@@ -9,8 +9,9 @@ Nothing here measures: the same files give the same report on any machine (`gnnl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from gnnlab.measure.estimates import Estimate
 
 from . import ratios, results
 from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, documents, evaluate, verdict
-from .results import ResultFile
+from .results import Loaded, Status
 from .table import Row, Strict, Table
 from .text import claimed_text, error_text, with_unit
 
@@ -106,10 +107,8 @@ class Judged(Strict):
     @property
     def text(self) -> str:
         """The number with its interval, and whether that holds 1: "1.42× (1.40 to 1.45×)"."""
-        if not self.interval:
-            return self.measured
-        unseen = self.unit == "x" and not self.is_goal and self.low <= 1 <= self.high
-        return f"{self.measured} ({self.interval})" + ", no difference seen" * unseen
+        unseen = self.interval and self.unit == "x" and not self.is_goal and self.low <= 1 <= self.high
+        return self.measured + f" ({self.interval})" * bool(self.interval) + ", no difference seen" * bool(unseen)
 
     @property
     def _texts(self) -> tuple[str, str]:
@@ -139,24 +138,23 @@ class Ledger:
 def judge(folder: Path) -> Ledger:
     """What the runs in `folder` say of the claims."""
     runs, problems = results.runs_of(folder)
-    rows = {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
-    every = catalogue()
-    return Ledger(
-        rows=[rows[id] for id in every if id in rows],
-        missing=[claim for id, claim in every.items() if id not in rows],
-        problems=problems,
-    )
+    rows, every = _rows(runs), catalogue()
+    missing = [claim for id, claim in every.items() if id not in rows]
+    return Ledger([rows[id] for id in every if id in rows], missing, problems)
 
 
-def judge_runs(runs: Sequence[tuple[ResultFile, Table]]) -> list[Judged]:
+def _rows(runs: Mapping[str, Sequence[Loaded]]) -> dict[str, Judged]:
+    return {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
+
+
+def judge_runs(runs: Sequence[Loaded]) -> list[Judged]:
     """The claims of one notebook by its runs, each with its table."""
-    number = runs[0][0].notebook[:2]
-    tables = [table for result, table in runs if result.status is results.Status.PASSED]
-    claims = [claim for claim in catalogue().values() if claim.notebook == number]
+    latest, tables = runs[0][0], [table for result, table in runs if result.status is Status.PASSED]
+    claims = [claim for claim in catalogue().values() if claim.notebook == latest.notebook[:2]]
     if not tables:
-        reason = runs[0][0].reason or f"the notebook {runs[0][0].status.value}"
+        reason = latest.reason or f"the notebook {latest.status.value}"
         return [_row(claim, Verdict.UNTESTABLE, why=reason) for claim in claims]
-    if runs[0][0].reason:  # a part of the notebook was asked for
+    if latest.reason:  # a part of the notebook was asked for
         claims = [claim for claim in claims if any(table.select(claim.of.study) for table in tables)]
     return [_judged(claim, tables) for claim in claims]
 
@@ -176,21 +174,17 @@ def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
     figure = estimates.combine_runs(figures, log=log)
     judged = verdict(claim, figure.interval)
     if claim.of.equals is not None:
-        words = (Verdict.MISSED, Verdict.MET) if claim.is_goal else (Verdict.REFUTED, Verdict.REPRODUCED)
-        judged = words[all(one.holds for one in evidence)]
+        judged = Verdict.REPRODUCED if all(one.holds for one in evidence) else Verdict.REFUTED
     errors = [row.parity_error for row in rows if row.parity_error is not None]
-    parts = [evidence[0].how, *([error_text(max(errors))] if errors else [])]
-    parts += ratios.notes_of(evidence[0].rows)
+    parts = [evidence[0].how, *([error_text(max(errors))] if errors else []), *ratios.notes_of(evidence[0].rows)]
     runs = len(tables) if between else len(evidence)
     parts += [f"no 95 % interval of n = {figure.n} in {runs} run{'s' * (runs != 1)}"] * (figure.interval is None)
-    numbers = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n}
-    return _row(claim, judged, **numbers, runs=runs, conditions=_conditions(rows), why="; ".join(parts))
+    return _row(claim, judged, **asdict(figure), runs=runs, conditions=_conditions(rows), why="; ".join(parts))
 
 
 def _row(claim: Claim, judged: Verdict, **fields: Any) -> Judged:
-    names = ("id", "source", "notebook", "statement", "metric", "unit")
-    named = {name: getattr(claim, name) for name in names} | {"claimed": claim.bounds, "study": claim.of.study}
-    return Judged(**named, verdict=judged, **fields)
+    named = claim.model_dump(include={"id", "source", "notebook", "statement", "metric"})
+    return Judged(**named, unit=claim.unit, claimed=claim.bounds, study=claim.of.study, verdict=judged, **fields)
 
 
 def _conditions(rows: Sequence[Row]) -> str:
@@ -214,7 +208,7 @@ def _same_verdict(claim: Claim, tables: Sequence[Table]) -> Evidence:
     return Evidence(agree, [], f"mean over {len(shares)} claims of the pairs of {len(tables)} runs that agree")
 
 
-# ---- computed again, and shown --------------------------------------------------------------------------------------
+# ---- computed again -------------------------------------------------------------------------------------------------
 
 
 def recompute(folder: Path) -> tuple[bool, list[str]]:
@@ -228,8 +222,7 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
     rows = [(result, row, table) for of_notebook in runs.values() for result, table in of_notebook for row in table]
     problems += [f"{result.notebook}: {line}" for result, row, table in rows for line in differences(row, table)]
     claims = read_json(Path(folder) / RECORD, "gnnlab report writes it")["claims"]
-    now = {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
-    stored = {row["id"]: Judged(**row) for row in claims}
+    stored, now = {row["id"]: Judged(**row) for row in claims}, _rows(runs)
     for id in dict.fromkeys([*stored, *now]):
         one, other = stored.get(id), now.get(id)
         if not (one and other and one.verdict is other.verdict and _same(one.numbers, other.numbers)):
@@ -242,23 +235,18 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
 
 def differences(row: Row, table: Table) -> list[str]:
     """What of a row does not follow from its samples or, of a summary, from its rows; a line each."""
-    lines, samples = [], table.samples_of(row)
+    samples, pairs = table.samples_of(row), []  # what was stored, and what it comes from
     if row.study.endswith(ratios.SUMMARY) and row.status == "ok":
-        again = ratios.summarized(table, row.study.removesuffix(ratios.SUMMARY), row.form, **row.keys).estimate
-        lines.append(_difference(row.label, "its rows", row.estimate, again))
+        again = ratios.summarized(table, row.study.removesuffix(ratios.SUMMARY), row.form, **row.keys)
+        pairs.append((row.estimate, again.estimate))
     elif samples is not None and row.statistic in estimates.STATISTICS:
-        lines.append(_difference(row.label, "its samples", row.estimate, estimates.summary(samples, row.statistic)))
-        cell = {other.form: other for other in table.select(row.study) if other.keys == row.keys}
-        if row.baseline in cell and table.samples_of(cell[row.baseline]) is not None:
-            again = ratios.of_cell(table, cell, [row], [cell[row.baseline]]).ratio
-            lines.append(_difference(f"{row.label}, ratio", "its samples", row.gain, again))
-    return list(filter(None, lines))
-
-
-def _difference(label: str, source: str, stored: Estimate, again: Estimate) -> str:
-    """A line where the two are not the same."""
-    same = _same((stored.value, stored.low, stored.high), (again.value, again.low, again.high))
-    return "" if same else f"{label}: stored {stored}, computed again from {source} {again}"
+        pairs.append((row.estimate, estimates.summary(samples, row.statistic)))
+        with suppress(Untestable):  # its baseline has no samples
+            pairs += [
+                (row.gain, cell.ratio) for cell in ratios.of_cells(table, [row], table.select(row.study)) if row.gain
+            ]
+    unlike = [(stored, again) for stored, again in pairs if not _same(astuple(stored), astuple(again))]
+    return [f"{row.label}: stored {stored}, computed again {again}" for stored, again in unlike]
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:

@@ -30,7 +30,6 @@ from .table import FIELDS, Origin, Row, fits, over_baseline
 if TYPE_CHECKING:
     from .session import Lab
 
-LABELS = {("x", "higher"): "times as fast", ("x", "lower"): "times as long", ("ms", "lower"): "time"}  # unit, better
 STATISTICS = {"p95": "95th percentile"}  # those that a title names
 SAME = 1e-4  # largest relative error of a form that computes the same as its baseline
 ANSWER_KNOWN = " is known"  # a note that ends so: the form was timed on cached answers alone
@@ -171,11 +170,9 @@ class Study:
         key that is a number, lines over it, one for each value of `by`. `key` marks the figure that the front page
         shows. What was not measured is hatched.
         """
-        if self._is_empty():
-            return
         frame, label, unit = self._numbers(y)
         if frame.empty:
-            return self._lab.say("\n".join([f"{self.title}: there is nothing to compare.", "", *self._remarks()]))
+            return self._remark()
         if log is None:
             values = np.concatenate(frame["samples"]) if y == "samples" else frame["value"][frame["value"] > 0]
             spans_0 = ((frame["low"] <= 0) & (frame["high"] > 0)).any()
@@ -191,8 +188,7 @@ class Study:
         by_keys = f", by {' and '.join(map(text.plain, self.keys))}" if self.keys else ""
         shape = f"Lines over {x}" if x else "Bars"
         self._show(fig, kind, f"{shape}: {label}{by_keys}, with 95 % intervals", key)
-        if remarks := self._remarks():
-            self._lab.say("\n".join(remarks))
+        self._remark()
 
     def _bars(self, frame: pd.DataFrame, by: str, **options: Any) -> Figure:
         """A bar for each row: grouped `by` where cells have several and a figure can tell them apart."""
@@ -207,9 +203,9 @@ class Study:
         """A map of the value by two keys or fields, a panel for each value of a third, numbers in the fields. Colours
         compare within a row; what was not measured has a star, and a field is grey where there is no number.
         """
-        if self._is_empty():
-            return
         frame, label, unit = self._numbers("value", missing=True)
+        if frame.empty:
+            return
         if panel == "baseline":
             frame = frame.assign(baseline="over " + frame["baseline"])
         axes = {"row": row, "column": column, "panel": panel, "label": text.axis_label(label, unit)}
@@ -247,9 +243,9 @@ class Study:
 
         `by` is the key or field that tells points apart, the form unless `x` and `y` are forms.
         """
-        if self._is_empty():
-            return
         frame, label, unit = self._numbers("value")
+        if frame.empty:
+            return
         title, labels, line = self.finding(), {}, ""
         if equal := {x, y} <= set(frame["form"]):
             frame = _paired(frame, x, y)
@@ -269,20 +265,6 @@ class Study:
         fig = plots.points(frame, x=x, y=y, hue=by, equal=equal, title=title, **axes)
         self._show(fig, "scatter", f"Points: {axes['y_label']} over {axes['x_label']}{line}", key)
 
-    def _unit(self) -> str:
-        """The one unit of the rows that have a number. Raises `GnnlabError` where there are several."""
-        units = list(dict.fromkeys(row.unit for row in self._valued))
-        if len(units) > 1:
-            several = " and ".join(units)
-            raise GnnlabError(f"{self.name} is in {several}: one figure has one unit; .only(unit={units[0]!r})")
-        return units[0]
-
-    def _is_empty(self) -> bool:
-        """Say so where no row has a number."""
-        if not self._valued:
-            self._lab.say(f"{self.title}: nothing was measured.")
-        return not self._valued
-
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
         parts = [self.name, *map(text.words_of, self._selected.values()), kind]
@@ -291,28 +273,32 @@ class Study:
         self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
 
     def _numbers(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
-        """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit."""
-        unit, first = self._unit(), self._valued[0]
-        frame = self.frame[(self.frame["status"] == "ok") | missing]
+        """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit;
+        none where no row has one, which it says. Raises `GnnlabError` where the rows have several units.
+        """
+        frame, units = self.frame, list(dict.fromkeys(row.unit for row in self._valued))
+        if len(units) > 1:
+            several = " and ".join(units)
+            raise GnnlabError(f"{self.name} is in {several}: one figure has one unit; .only(unit={units[0]!r})")
+        frame = frame[((frame["status"] == "ok") | missing) & ((frame["form"] != CONTROL) | (y == "samples"))]
+        columns, label, (factor, unit) = ENDS, self._label or self.label, text.shown_as("".join(units))
         if y == "samples":
-            label = f"{self.label}; every sample and the {STATISTICS.get(first.statistic, first.statistic)}"
-            return frame.assign(samples=[self._lab.table.samples_of(row) for row in self._valued]), label, unit
-        frame = frame[frame["form"] != CONTROL]
-        if y == "ratio":
-            frame = frame[frame["ratio"].notna()]
-            base = next((row.baseline for row in self.rows if row.baseline), "the baseline")
-            columns, factor, label, unit = ("ratio", "ratio_low", "ratio_high"), 1.0, f"times as fast as {base}", "x"
-        else:
-            label = self._label or LABELS.get((unit, first.better), self.label)
-            columns, (factor, unit) = ENDS, text.shown_as(unit)
-        return (
-            frame.assign(**dict(zip(ENDS, (frame[[*columns]].astype(float) * factor).to_numpy().T, strict=True))),
-            label,
-            unit,
-        )
+            statistic = self._valued[0].statistic
+            label += f"; every sample and the {STATISTICS.get(statistic, statistic)}"
+            frame = frame.assign(samples=[self._lab.table.samples_of(row) for row in self._valued])
+        elif y == "ratio":
+            frame, columns, factor, unit = frame[frame["ratio"].notna()], ("ratio", "ratio_low", "ratio_high"), 1.0, "x"
+            label = f"times as fast as {next((row.baseline for row in self.rows if row.baseline), 'the baseline')}"
+        elif unit == "ms" and not self._label:
+            label = "time"
+        if frame[columns[0]].isna().all():
+            self._lab.say(f"{self.title}: {'there is nothing to compare' if self._valued else 'nothing was measured'}.")
+            frame = frame[:0]
+        numbers = frame[[*columns]].astype(float).to_numpy() * factor
+        return frame.assign(**dict(zip(ENDS, numbers.T, strict=True))), label, unit
 
-    def _remarks(self) -> list[str]:
-        """Each form over all cells, the A/A control last, and what has no number."""
+    def _remark(self) -> None:
+        """Say what each form is over all cells, the A/A control last, and why forms have no number."""
         lines = []
         for form, gain in sorted(self.over_baseline().items(), key=lambda pair: pair[0] == CONTROL):
             rows = [row for row in self._valued if row.form == form and row.ratio is not None]
@@ -324,7 +310,8 @@ class Study:
         for form, reason in self.failed.items():
             statuses = [row.status != "ok" for row in self.rows if row.form == form]
             lines.append(f"- {form}: not timed in {sum(statuses)} of {len(statuses)} cases: {reason}")
-        return lines
+        if lines:
+            self._lab.say("\n".join(lines))
 
     # ---- tables -----------------------------------------------------------------------------------------------------
 
@@ -391,15 +378,11 @@ def _series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _paired(frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """A row for each cell in which both forms have a number, which stand under their names."""
+    """A row for each cell in which both forms have a number: those of a form under its name, the origin of `y`."""
     keys = [name for name in frame if name not in FIELDS]
-    sides = [
-        frame.loc[frame["form"] == name, [*keys, "origin", *ENDS]].rename(
-            columns={"value": name, "low": f"{name}_low", "high": f"{name}_high"}
-        )
-        for name in (x, y)
-    ]
-    return sides[0].drop(columns="origin").merge(sides[1], on=keys)
+    wide = frame.set_index([*keys, "form"])[[*ENDS, "origin"]].unstack("form", sort=False)
+    wide.columns = [form if of == "value" else f"{form}_{of}" for of, form in wide.columns]
+    return wide.dropna(subset=[x, y]).reset_index().rename(columns={f"{y}_origin": "origin"})
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:
