@@ -1,9 +1,4 @@
-"""Files written whole or not at all, folders with one writer, folders made once, digests.
-
-write_json(path, data)                         # a kill or a full disk leaves what was there before
-with locked(folder, "measures into"): ...      # one process at a time
-made_once(folder / "a", key, lambda empty: export(empty / "model.onnx"))     # again only where the key has changed
-"""
+"""Files written whole or not at all, folders with one writer, folders made once, digests."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,31 +22,25 @@ LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # how NFS and Lustre refuse flock
 MADE_FROM = "made_from.json"  # in a folder of `made_once`: its key
 
-# ---- whole or not at all --------------------------------------------------------------------------------------------
-
 
 def write_atomically(path: Path, write: Callable[[Any], None], mode: str = "w") -> None:
     """Write a file by `write(open file)` into a temporary file beside it, which then takes its place.
 
     On any error the file at `path` stays as it was; `GnnlabError` says what happened where the system refused.
     """
-    path = Path(path)
-    temporary = None
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
-        temporary = Path(name)
-        with os.fdopen(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
+        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:  # of a full disk it does not name the file
         raise GnnlabError(f"could not write {path}: {error.strerror or error}; it is as it was before") from error
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -69,20 +59,16 @@ def read_json(path: Path, remedy: str) -> Any:
         raise GnnlabError(f"{path} is damaged; {remedy}") from None
 
 
-# ---- one process at a time ------------------------------------------------------------------------------------------
-
-
 @contextmanager
-def locked(folder: Path, doing: str) -> Iterator[None]:
+def locked(folder: Path, doing: str) -> Iterator[bool]:
     """Hold `folder` (made where missing) for this process; `doing` completes the line that another one gets.
 
     The operating system releases the lock when the process ends, however it ends. A file system that has no locks (some
-    of clusters) is no hindrance: a line on standard error says so. Raises `GnnlabError`: "another process measures into
-    outputs/quick".
+    of clusters) is no hindrance: it gives False, and a line on standard error says so. Raises `GnnlabError`: "another
+    process measures into outputs/quick".
     """
     from filelock import FileLock, Timeout
 
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
     try:
@@ -94,12 +80,9 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
             raise
         print(f"gnnlab: the file system of {folder} has no locks; run one process at a time there", file=sys.stderr)
     try:
-        yield
+        yield lock.is_locked
     finally:
         lock.release()
-
-
-# ---- digests, and what is made once ----------------------------------------------------------------------------------
 
 
 def digest(*parts: Any) -> str:
@@ -111,12 +94,11 @@ def digest(*parts: Any) -> str:
     for part in parts:
         if isinstance(part, Path):
             with part.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").digest()
+                total.update(hashlib.file_digest(file, "sha256").digest())
         else:
             compact = {"sort_keys": True, "separators": (",", ":"), "allow_nan": False}
             text = part if isinstance(part, bytes) else json.dumps(part, **compact).encode()
-            content = hashlib.sha256(text).digest()
-        total.update(content)
+            total.update(hashlib.sha256(text).digest())
     return total.hexdigest()[:32]
 
 

@@ -18,9 +18,6 @@ from typing import Any
 
 import psutil
 
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-CPUINFO = Path("/proc/cpuinfo")
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MOST_OTHERS, MOST_STEAL = 15.0, 3.0  # percent of all CPU time; beyond it a machine is called busy
 COMPUTING = ("torch", "torch-geometric", "numpy", "openvino", "onnxruntime", "onnx")  # packages that decide over times
 
@@ -43,13 +40,13 @@ def versions(*packages: str) -> dict[str, str]:
 @cache
 def processor() -> str:
     """Name of the processor, as its maker writes it where the system tells that."""
-    name = cpuinfo("model name") or platform.processor() or platform.machine() or "unknown CPU"
-    return name.strip()
+    return (cpuinfo("model name") or platform.processor() or platform.machine() or "unknown CPU").strip()
 
 
 def cpuinfo(*fields: str) -> str:
     """What Linux says of the first core under the first of these names that it has; "" on other systems."""
-    text = CPUINFO.read_text(encoding="utf-8") if CPUINFO.is_file() else ""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     match = re.search(rf"^(?:{'|'.join(fields)})\s*:\s*(.+)$", text, re.MULTILINE)
     return match.group(1) if match else ""
 
@@ -61,7 +58,7 @@ def cores() -> int:
     return min(bound, math.ceil(quota() or bound))
 
 
-def quota(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> float | None:
+def quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
     """CPU time that the control groups of this process grant it (version 1 or 2), in cores; None where they set no
     limit, and on other systems than Linux.
     """
@@ -69,14 +66,13 @@ def quota(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> float | None:
     places = [groups / "cpu" / name.strip("/") for _, kinds, name in lines if "cpu" in kinds.split(",")]
     places += [groups / name.strip("/") for _, kinds, name in lines if not kinds]  # version 2
     limits = []
-    for place in places:
-        for folder in (place, *place.parents):
-            with suppress(OSError, ValueError):  # in a container the group's own folder may be hidden, the mount is not
-                if (folder / "cpu.max").is_file():
-                    limit, period = (folder / "cpu.max").read_text().split()
-                else:
-                    limit, period = ((folder / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
-                limits += [int(limit) / int(period)] if int(limit) > 0 else []
+    for folder in [folder for place in places for folder in (place, *place.parents)]:
+        with suppress(OSError, ValueError):  # in a container the group's own folder may be hidden, the mount is not
+            if (folder / "cpu.max").is_file():
+                limit, period = (folder / "cpu.max").read_text().split()
+            else:
+                limit, period = ((folder / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+            limits += [int(limit) / int(period)] if int(limit) > 0 else []
     return min(limits, default=None)
 
 
@@ -88,13 +84,11 @@ def at_work(interval_s: float = 0.3) -> dict[str, float | None]:
     before, own = psutil.cpu_times(), process.cpu_times()
     time.sleep(interval_s)
     after, mine = psutil.cpu_times(), process.cpu_times()
-    passed = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
-    for name in ("guest", "guest_nice"):  # counted in user and nice already
-        passed.pop(name, None)
-    total = max(sum(passed.values()), 1e-9)
-    idle = passed.get("idle", 0.0) + passed.get("iowait", 0.0)
-    steal = passed.get("steal")
-    worked = total - idle - (steal or 0.0) - (mine.user + mine.system - own.user - own.system)
+    counted = [name for name in after._fields if "guest" not in name]  # which is in user and nice already
+    passed = {name: getattr(after, name) - getattr(before, name) for name in counted}
+    total, steal = max(sum(passed.values()), 1e-9), passed.get("steal")
+    worked = total - passed["idle"] - passed.get("iowait", 0.0) - (steal or 0.0)
+    worked -= mine.user + mine.system - own.user - own.system
     return {
         "others_percent": round(100 * min(max(worked / total, 0.0), 1.0), 1),
         "steal_percent": None if steal is None else round(100 * steal / total, 1),
@@ -103,14 +97,9 @@ def at_work(interval_s: float = 0.3) -> dict[str, float | None]:
 
 def busy(seen: Mapping[str, Any]) -> str | None:
     """How busy the machine was by what `at_work` gave; None where it was quiet."""
-    reasons = [
-        f"{share:.0f} % of its CPU time {goes}"
-        for name, most, goes in (
-            ("others_percent", MOST_OTHERS, "goes to other programs"),
-            ("steal_percent", MOST_STEAL, "goes to other guests of its host"),
-        )
-        if (share := seen.get(name)) is not None and share > most
-    ]
+    others, steal = seen.get("others_percent") or 0, seen.get("steal_percent") or 0
+    reasons = [f"{others:.0f} % of its CPU time goes to other programs"] * (others > MOST_OTHERS)
+    reasons += [f"{steal:.0f} % of its CPU time goes to other guests of its host"] * (steal > MOST_STEAL)
     return " and ".join(reasons) or None
 
 
@@ -120,18 +109,11 @@ def warning(seen: Mapping[str, Any] | None = None) -> str | None:
     return why and f"this machine is busy ({why}): times will be too long, intervals wide"
 
 
-def about() -> dict[str, Any]:
-    """What decides over times and stays the same: the processor's name and how many of its cores may be used."""
-    return {"processor": processor(), "cores": cores()}
-
-
 def cache_bytes() -> dict[int, int | None]:
     """Bytes of the second and third cache that the first core sees; None where the system does not tell (not Linux)."""
     sizes: dict[int, int | None] = {2: None, 3: None}
-    for index in sorted(CACHES.glob("index*")):
-        try:
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with suppress(OSError, ValueError):
             level, size = int((index / "level").read_text()), (index / "size").read_text().strip()
             sizes[level] = int(size.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1], 1)
-        except (OSError, ValueError):
-            continue
     return {level: sizes[level] for level in (2, 3)}

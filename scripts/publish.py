@@ -134,24 +134,21 @@ def judged(document: Mapping[str, Any]) -> list[Judged]:
 
 def page(document: Mapping[str, Any]) -> str:
     """A claims report as Markdown."""
-    by_moment: dict[tuple[str, str], list[str]] = {}
+    by_moment: dict[str, list[str]] = {}
     for notebook, run in document["runs"].items():
-        by_moment.setdefault((run["measured"][:10], run["commit"]), []).append(notebook)
-    measured = [f"{', '.join(numbers)} on {day} by commit {commit}" for (day, commit), numbers in by_moment.items()]
+        by_moment.setdefault(f"on {run['measured'][:10]} by commit {run['commit']}", []).append(notebook)
+    measured = "; ".join(f"{', '.join(numbers)} {moment}" for moment, numbers in by_moment.items())
     how = "[How to read a verdict](../../../README.md#how-to-read-a-verdict)."
-    lines = [f"# {document['machine']}", ""]
-    lines += [f"`params/{document['parameter_set']}`: notebooks {'; '.join(measured)}. {how}", ""]
+    lines = [f"# {document['machine']}", "", f"`params/{document['parameter_set']}`: notebooks {measured}. {how}", ""]
     lines += [part for line in document["noise"] for part in (line, "")]
     rows = judged(document)
     lines += [f"- {kind}: {r.statement}: {r.text}; {r.of} claims {r.claimed_text}" for kind, r in headlines(rows)]
-    for id, heading, of_part in parts(rows):
+    for id, heading, part in parts(rows):
         named = ("goal", "wanted") if id == "goals" else ("claim", "claimed")
-        cells = [
-            (_verdict(r), r.of, r.statement, r.claimed_text, r.measured or "not here", r.interval, r.runs or "")
-            for r in of_part
-        ]
-        lines += ["", f"## {heading}", ""]
-        lines += markdown(("verdict", "of", *named, "measured", "95 % interval", "runs"), cells)
+        columns = ("verdict", "of", *named, "measured", "95 % interval", "runs")
+        cells = [(_verdict(r), r.of, r.statement, r.claimed_text, r.measured or "not here", r.interval) for r in part]
+        cells = [(*cell, r.runs or "") for cell, r in zip(cells, part, strict=True)]
+        lines += ["", f"## {heading}", "", *markdown(columns, cells)]
     environment = markdown(("", ""), provenance.in_rows(document["environment"]))
     return "\n".join([*lines, "", "## Environment", "", *environment, ""])
 
@@ -159,16 +156,14 @@ def page(document: Mapping[str, Any]) -> str:
 def compared(machines: Documents) -> list[tuple[Judged, dict[str, Judged], str]]:
     """Of each claim the row that lies farthest from it, the row of each machine, and where they agree: the documents'
     claims first, then the goals, by distance. Of a machine's rows counts the one of more runs and samples."""
-    rows = [(row, name) for name, sets in machines.items() for one in sets.values() for row in judged(one)]
-    frame = pd.DataFrame([(row.id, name, row.runs, row.n, row) for row, name in rows if row.value is not None])
-    frame = frame.sort_values([2, 3], ascending=False, kind="stable").drop_duplicates([0, 1])
-    claims = []
-    for _, of_claim in frame.groupby(0, sort=False):
-        by_machine = {name: row for name in machines for row in of_claim.loc[of_claim[1] == name, 4]}
-        farthest = max(by_machine.values(), key=distance_to_claim)
-        claims.append((farthest, by_machine, _agreement(by_machine, len(machines))))
-    order = list(catalogue())
-    claims.sort(key=lambda one: order.index(one[0].id) if one[0].id in order else len(order))
+    found: dict[str, dict[str, Judged]] = {}
+    for name, sets in machines.items():
+        rows = [row for one in sets.values() for row in judged(one) if row.value is not None]
+        for row in sorted(rows, key=lambda row: (row.runs, row.n), reverse=True):
+            found.setdefault(row.id, {}).setdefault(name, row)
+    in_order = [found[id] for id in dict.fromkeys([*catalogue(), *found]) if id in found]
+    farthest = [max(rows.values(), key=distance_to_claim) for rows in in_order]
+    claims = [(row, rows, _agreement(rows, len(machines))) for row, rows in zip(farthest, in_order, strict=True)]
     return sorted(claims, key=lambda one: (one[0].is_goal, -distance_to_claim(one[0])))
 
 
@@ -215,11 +210,10 @@ def blocks(machines: Documents) -> dict[str, str]:
 
 def _linked(machines: Documents, before: str = "") -> str:
     """Each machine with links to its pages, and its processor in a phrase."""
-    parts = []
-    for name, sets in machines.items():
-        pages = ", ".join(f"[{one}]({before}{name}/{one}.md)" for one in sets)
-        parts.append(f"{name} ({pages}): {next(iter(sets.values()))['machine']}")
-    return "; ".join(parts)
+    pages = {name: ", ".join(f"[{one}]({before}{name}/{one}.md)" for one in sets) for name, sets in machines.items()}
+    return "; ".join(
+        f"{name} ({pages[name]}): {next(iter(sets.values()))['machine']}" for name, sets in machines.items()
+    )
 
 
 # ---- whole models ---------------------------------------------------------------------------------------------------

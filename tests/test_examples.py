@@ -42,8 +42,8 @@ def test_lines_are_understood_and_their_parameters_are_those_of_the_notebook():
     for line in LINES:
         given = cli._parser().parse_args(shlex.split(line.partition(" < ")[0])[1:])
         if hasattr(given, "notebooks"):
-            (notebook,) = discovery.select(discovery.notebooks(ROOT), given.notebooks)
-            assert {name for name, _ in given.overrides} <= set(parameters.declared(notebook.path)), line
+            (notebook,) = discovery.notebooks(ROOT, given.notebooks)
+            assert {name for name, _ in given.overrides} <= set(parameters.declared(notebook)), line
 
 
 def test_the_model_runs_on_the_graph_and_the_page_describes_every_kind_of_graph_file():

@@ -107,7 +107,7 @@ def _needs(unit: str) -> dict[str, int]:
 
 
 def _about() -> tuple[str, Any]:
-    return package_digest(), machine.about()
+    return package_digest(), {"processor": machine.processor(), "cores": machine.cores()}
 
 
 def _measure(cell: Cell, settings: Settings, timeout_s: float) -> Record:

@@ -21,9 +21,9 @@ from .tables import STYLES, json_text, show, table
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from gnnlab.lab.ledger import Ledger
+    from gnnlab.lab.ledger import Judged, Ledger
 
-OK, FAILED = 0, 1
+COLUMNS = ("", "claimed", "measured", "95 % interval", "n", "runs", "verdict", "why")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -43,37 +43,31 @@ def run(arguments: Namespace) -> int:
     if arguments.recompute:
         follows, lines = ledger.recompute(folder)
         show("\n".join(lines))
-        return OK if follows else FAILED
+        return 0 if follows else 1
     judged = ledger.judge(folder)
     show(json_text(judged.to_dict()) if arguments.json else of_ledger(judged))
-    return OK
+    return 0
 
 
 def of_ledger(judged: Ledger) -> Group:
-    """Two tables, each with its counts below, then what has no result and what could not be read."""
+    """Claims and goals as tables with their counts, then what has no result and what could not be read."""
     from rich.console import Group
     from rich.text import Text
 
-    from gnnlab.lab.claims import Verdict
-
     parts: list[Any] = []
-    for title, is_goal in (("Claims", False), ("Goals", True)):
-        cells, verdicts = [], Counter(row.verdict for row in judged.rows if row.is_goal is is_goal)
-        for row in [row for row in judged.rows if row.is_goal is is_goal]:
-            counts = ("", "") if row.value is None else (f"{row.n:,}", row.runs)
-            verdict = Text(f"{row.badge.symbol} {row.badge.word}", style=STYLES.get(row.badge.css, ""))
-            numbers = (row.claimed_text, row.measured, row.interval, *counts)
-            cells.append((f"{row.id}\n{row.statement}", *numbers, verdict, row.why))
-        if cells:
-            named = ("goal", "wanted") if is_goal else ("claim", "claimed")
-            columns = (*named, "measured", "95 % interval", "n", "runs", "verdict", "why")
-            counted = ", ".join(f"{verdict.value} {verdicts[verdict]}" for verdict in Verdict if verdicts[verdict])
-            total = Text(f"{_number(len(cells), title.lower()[:-1])}: {counted}\n")
-            parts += [table(title, columns, cells, right=("n", "runs")), total]
+    for title, is_goal in (("claims", False), ("goals", True)):
+        if rows := [row for row in judged.rows if row.is_goal is is_goal]:
+            counts = Counter(row.verdict.value for row in rows)
+            counted = ", ".join(f"{word} {n}" for word, n in counts.most_common())
+            parts += [table(title, COLUMNS, map(_cells, rows), right=("n", "runs")), Text(f"{title}: {counted}\n")]
     missing = Counter(claim.notebook for claim in judged.missing)
-    lines = [f"notebook {number} has no result here: {_number(n, 'row')}" for number, n in sorted(missing.items())]
-    return Group(*parts, *(Text(line) for line in [*lines, *judged.problems]))
+    lines = [f"not measured here: {n} of notebook {notebook}" for notebook, n in sorted(missing.items())]
+    return Group(*parts, Text("\n".join([*lines, *judged.problems])))
 
 
-def _number(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
+def _cells(row: Judged) -> tuple[Any, ...]:
+    from rich.text import Text
+
+    verdict = Text(f"{row.badge.symbol} {row.badge.word}", style=STYLES.get(row.badge.css, ""))
+    counts = ("", "") if row.value is None else (f"{row.n:,}", row.runs)
+    return f"{row.id}\n{row.statement}", row.claimed_text, row.measured, row.interval, *counts, verdict, row.why

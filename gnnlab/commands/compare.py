@@ -44,9 +44,8 @@ def of_comparison(comparison: RunComparison) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    same = ["Machine, versions, parameters and commit are the same."]
-    unlike = ["Not the same in A | B:", *(f"  {line}" for line in comparison.differences)]
-    head = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", "", *(unlike if comparison.differences else same), ""]
+    unlike = [f"  {line}" for line in comparison.differences] or ["  nothing: machine, versions, parameters and commit"]
+    head = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", "", "Not the same in A | B:", *unlike, ""]
     counts = Counter(change["word"].partition(":")[0] for change in comparison.changes)
     tail = [", ".join(f"{word} {n}" for word, n in counts.most_common()) or "No row is in both."]
     tail += [*(f"left out: {problem}" for problem in comparison.problems), comparison.caution]
@@ -63,15 +62,9 @@ def _changed(change: dict[str, Any]) -> tuple[Any, ...]:
     cell = ", ".join(filter(None, [change["study"], change["keys"]]))
     label = f"{change['notebook'][:2]} {cell}: {change['form']}" + f", {change['of']}" * (change["of"] != "value")
     unit = "" if change["unit"] in ("count", "x") else f" {change['unit']}"
+    values = ["" if change[side] is None else f"{number(change[side])}{unit}" for side in "ab"]
     digits = "+.3g" if change["scale"] == "difference" else ".3g"
+    over = "" if change["change"] is None else f"{change['change']:{digits}}"
     ends = "" if change["low"] == change["high"] else f"{change['low']:{digits}} to {change['high']:{digits}}"
-    return (
-        label,
-        *("" if value is None else f"{number(value)}{unit}" for value in (change["a"], change["b"])),
-        "" if change["change"] is None else f"{change['change']:{digits}}",
-        ends,
-        Text(
-            f"{change['word']} ({change['note']})" if change["note"] else change["word"],
-            style=STYLES.get(change["word"], ""),
-        ),
-    )
+    word = change["word"] + f" ({change['note']})" * bool(change["note"])
+    return label, *values, over, ends, Text(word, style=STYLES.get(change["word"], ""))

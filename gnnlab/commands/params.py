@@ -20,10 +20,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """A table for each notebook."""
-    from gnnlab.lab import discovery
+    from gnnlab.lab import discovery, parameters
 
-    for notebook in discovery.select(discovery.notebooks(discovery.root()), arguments.notebooks):
-        declared = notebook.declared.values()
+    for notebook in discovery.notebooks(discovery.root(), arguments.notebooks):
+        declared = parameters.declared(notebook).values()
         rows = [(p.name, p.type, json.dumps(p.default, ensure_ascii=False), p.meaning, p.allowed) for p in declared]
-        show(table(notebook.name, COLUMNS, rows, whole=("name", "type")))
+        show(table(notebook.stem, COLUMNS, rows, whole=("name", "type")))
     return 0

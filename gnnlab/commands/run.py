@@ -48,5 +48,5 @@ def run(arguments: Namespace) -> int:
 
     bad = (Status.FAILED, Status.TIMEOUT)
     given = {"missing": arguments.missing, "runs": arguments.runs, "overrides": [tuple(p) for p in arguments.overrides]}
-    outcomes = runs.run(arguments.notebooks, arguments.params, **given)
-    return int(any(outcome.status in bad for outcome in outcomes))
+    statuses = runs.run(arguments.notebooks, arguments.params, **given)
+    return int(any(status in bad for status in statuses.values()))

@@ -128,11 +128,11 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     from gnnlab.lab import discovery
 
     request = discovery.request((*CAMPAIGN, TABLES), arguments.params)
-    root, params, folder = request.root, request.params, request.folder
+    root, params, folder = discovery.root(), request.params, request.folder
     values: dict[str, Any] = {}
     for notebook in request.chosen:
-        checked = request.values(notebook)
-        values |= {"tables": checked} if notebook.number == TABLES else checked
+        checked = request.values[notebook.stem]
+        values |= {"tables": checked} if notebook.stem.startswith(TABLES) else checked
     named = {name: getattr(arguments, name) for name in ("sizes", "units", "blocks")}
     if named["sizes"]:  # a file lies where the command was given, not in the repository
         named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]

@@ -33,6 +33,7 @@ WORDS = {"lower": ("better", "worse"), "higher": ("worse", "better"), "neither":
 BUSY = ("load", "others_percent", "steal_percent", "finished")  # of an environment: how busy it was
 KEYS = ["notebook", "study", "keys", "form", "of"]
 Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
+Numbers = dict[tuple[str, ...], list[tuple[Row, Estimate | None]]]  # by `KEYS`: of each run; None without a value
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,13 @@ class RunComparison:
 def compare(run_a: Path, run_b: Path) -> RunComparison:
     """Compare two folders of results, or of single runs. Raises `GnnlabError` when one holds no readable result."""
     (a, problems_a), (b, problems_b) = _read(Path(run_a)), _read(Path(run_b))
+    differences = [f"only in A: {name}" for name in a if name not in b]
+    differences += [f"only in B: {name}" for name in b if name not in a]
     both = [name for name in a if name in b]
-    differences = [
-        f"only in {side}: {name}" for side, runs in (("A", a), ("B", b)) for name in runs if name not in both
-    ]
-    pairs = [pair for name in both for pair in _differences(a[name], b[name])]
-    differences += dict.fromkeys(f"{name}: {one} | {other}" for name, one, other in pairs)
-    sides = [_numbers(runs[name] for name in both) for runs in (a, b)]
-    merged = sides[0].merge(sides[1], on=KEYS, how="outer", suffixes=("_a", "_b")).astype(object)
-    lines = merged.where(merged.notna(), None).sort_values(["place_a", "place_b"]).to_dict("records")
-    changes = [_change(line) for line in lines if line["estimate_a"] or line["estimate_b"]]
+    differences += dict.fromkeys(line for name in both for line in _differences(a[name], b[name]))
+    of_a, of_b = (_numbers(runs[name] for name in both) for runs in (a, b))
+    changes = [_change(key, of_a.get(key, []), of_b.get(key, [])) for key in of_a | of_b]
+    changes = [change for change in changes if any(change["runs"])]
     notes = [change["note"] for change in changes if not change["word"].startswith("only")]
     everywhere = [note for note in (notes[0] if len(notes) > 1 else []) if all(note in each for each in notes)]
     for change in changes:
@@ -82,50 +80,48 @@ def _read(folder: Path) -> tuple[Runs, list[str]]:
     return {name: [result for result, _ in of_notebook] for name, of_notebook in runs.items()}, problems
 
 
-def _differences(a: Sequence[ResultFile], b: Sequence[ResultFile]) -> list[tuple[str, Any, Any]]:
-    """(name, A, B) of what the latest runs of a notebook do not have in common: machine, versions, parameters, ..."""
-    sides = []
-    for latest, *more in (a, b):
-        known = {"runs": 1 + len(more), "parameter set": latest.params_set, "parameter": dict(latest.parameters)}
-        known["parameter"].pop("output_dir", None)
-        known |= {name: value for name, value in latest.environment.items() if name not in BUSY}
-        sides.append(pd.json_normalize(known).iloc[0].to_dict())
-    names = dict.fromkeys([*sides[0], *sides[1]])
-    pairs = [(name, *(side.get(name, "not there") for side in sides)) for name in names]
-    return [(name, one, other) for name, one, other in pairs if str(one) != str(other)]
+def _differences(*sides: Sequence[ResultFile]) -> list[str]:
+    """What the latest runs of a notebook do not have in common: machine, versions, parameters, ...; a line each."""
+    known = []
+    for latest, *more in sides:
+        parameters = {name: value for name, value in latest.parameters.items() if name != "output_dir"}
+        environment = {name: value for name, value in latest.environment.items() if name not in BUSY}
+        of_run = {"runs": 1 + len(more), "parameter set": latest.params_set, "parameter": parameters}
+        known.append(pd.json_normalize(of_run | environment).iloc[0].to_dict())
+    pairs = {name: [str(side.get(name, "not there")) for side in known] for name in known[0] | known[1]}
+    return [f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other]
 
 
-def _numbers(notebooks: Iterable[Sequence[ResultFile]]) -> pd.DataFrame:
-    """The value of each row and, of a race, its ratio over the baseline, pooled over the runs."""
-    seen: dict[tuple[str, ...], list[tuple[Row, Estimate | None]]] = {}
+def _numbers(notebooks: Iterable[Sequence[ResultFile]]) -> Numbers:
+    """The value of each row and, of a race, its ratio over the baseline. The interval of a value counts only where it
+    is of this value, and not of new ones."""
+    seen: Numbers = {}
     for runs in notebooks:
         for latest, row in [(runs[0], row) for result in runs for row in result.rows]:
             key = latest.notebook, row.study, ", ".join(f"{k} {v}" for k, v in sorted(row.keys.items())), row.form
-            seen.setdefault((*key, "value"), []).append((row, _of_value(row)))
+            value = None if row.value is None else row.estimate
+            if value and row.interval not in (Interval.CONFIDENCE, Interval.EXACT):
+                value = Estimate(row.value, None, None, row.n)
+            seen.setdefault((*key, "value"), []).append((row, value))
             if row.gain:
                 seen.setdefault((*key, f"ratio over {row.baseline}"), []).append((row, row.gain))
-    lines = []
-    for place, (key, rows) in enumerate(seen.items()):
-        measured = [(row, estimate) for row, estimate in rows if estimate]
-        known = [estimate for _, estimate in measured]
-        pooled = estimates.combine_runs(known, log=all(min(_ends(each)) > 0 for each in known)) if known else None
-        lines.append((*key, place, (measured or rows)[0][0], pooled, len(known)))
-    return pd.DataFrame(lines, columns=[*KEYS, "place", "row", "estimate", "runs"])
+    return seen
 
 
-def _of_value(row: Row) -> Estimate | None:
-    """None without a value; without an interval where that is of new values and not of this one."""
-    if row.value is None or row.interval in (Interval.CONFIDENCE, Interval.EXACT):
-        return None if row.value is None else row.estimate
-    return Estimate(row.value, None, None, row.n)
+def _pooled(rows: Sequence[tuple[Row, Estimate | None]]) -> tuple[Row | None, Estimate | None, int]:
+    """A row, its number pooled over the runs that have one, and how many those are."""
+    measured = [(row, estimate) for row, estimate in rows if estimate]
+    known = [estimate for _, estimate in measured]
+    pooled = estimates.combine_runs(known, log=all(min(_ends(each)) > 0 for each in known)) if known else None
+    return next((row for row, _ in measured or rows), None), pooled, len(known)
 
 
-def _change(line: Mapping[str, Any]) -> dict[str, Any]:
+def _change(key: Sequence[str], *sides: Sequence[tuple[Row, Estimate | None]]) -> dict[str, Any]:
     """What changed in a number from A to B, with the conditions of the row that did."""
-    (row_a, a), (row_b, b) = ((line[f"row_{side}"], line[f"estimate_{side}"]) for side in "ab")
-    is_value, row = line["of"] == "value", row_a if a else row_b
-    known = {key: line[key] for key in KEYS} | {"unit": row.unit if is_value else "x"}
-    known |= {"a": a and a.value, "b": b and b.value, "runs": [line["runs_a"] or 0, line["runs_b"] or 0]}
+    (row_a, a, runs_a), (row_b, b, runs_b) = map(_pooled, sides)
+    is_value, row = key[-1] == "value", row_a if a else row_b or row_a
+    known = dict(zip(KEYS, key, strict=True)) | {"unit": row.unit if is_value else "x"}
+    known |= {"a": a and a.value, "b": b and b.value, "runs": [runs_a, runs_b]}
     known |= {"word": "", "note": [], "scale": None, "change": None, "low": None, "high": None}
     if not (a and b):
         lost = row_b if a else row_a

@@ -1,89 +1,70 @@
-"""What there is to run: the repository, its ten notebooks in the order of their numbers, and its parameter sets.
-
-A notebook builds on others before it alone. It says in its metadata what it needs and how long it may take at most:
-
-    "gnnlab": {"needs": ["04"], "timeout_minutes": 10}
-"""
+"""What there is to run: the repository, its ten notebooks in the order of their numbers, and its parameter sets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gnnlab.errors import GnnlabError, meant
 
 from . import parameters
-from .parameters import Parameter
 
 NAMES = (  # whatever else lies in notebooks/ (copies, drafts, executed notebooks) is the user's
     *("01_profile_bottlenecks", "02_optimize_gnn", "03_fm_amp_training", "04_stage_export", "05_npu_measure"),
     *("06_bandwidth_analysis", "07_plan_execution", "08_optimize_inference", "09_your_model", "10_serve_inference"),
 )
-TIMEOUT_MINUTES = 60.0
 LAB, QUICK = "outputs/lab", "outputs/quick"  # below the repository: the default of each notebook, and of `gnnlab run`
 
 
-@dataclass(frozen=True)
-class Notebook:
-    """A notebook of the repository: `number` is "01", `name` is "01_profile_bottlenecks"."""
-
-    path: Path
-    needs: tuple[str, ...] = ()
-    timeout_minutes: float = TIMEOUT_MINUTES
-
-    @property
-    def name(self) -> str:
-        return self.path.stem
-
-    @property
-    def number(self) -> str:
-        return self.name[:2]
-
-    @cached_property
-    def declared(self) -> dict[str, Parameter]:
-        """The parameters that it declares; raises as `parameters.declared`."""
-        return parameters.declared(self.path)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What somebody wants to run: `chosen` notebooks of `every` one, with what the set in the folder `params` and the
-    command line give each, by its name (None where the set has no file for it), into `folder`.
+class Request(NamedTuple):
+    """What somebody wants to run: the `chosen` notebooks with the parameter set `params_set`, whose files are in the
+    folder `params`. `values` holds every parameter of each by its name; results go to `folder`.
     """
 
-    root: Path
-    every: dict[str, Notebook]
-    chosen: list[Notebook]
+    chosen: list[Path]
+    params_set: str
     params: Path
-    given: dict[str, dict[str, Any] | None]
+    values: dict[str, dict[str, Any]]
     folder: Path
-
-    def values(self, notebook: Notebook) -> dict[str, Any]:
-        """Every parameter of a notebook, and where its results go."""
-        below = self.folder.is_relative_to(self.root)
-        folder = self.folder.relative_to(self.root) if below else self.folder
-        given = {**(self.given[notebook.name] or {}), "output_dir": folder.as_posix()}
-        return parameters.check(given, notebook.declared)
 
 
 def request(numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[str, str]] = ()) -> Request:
-    """Check everything that is asked for: notebooks by number (none: all), a parameter set, and (name, text) pairs,
-    each for the notebooks that declare it. Raises `GnnlabError`, one line.
+    """Check everything that is asked for: notebooks by number (none: all), a parameter set, which is a name or a folder
+    with files named as the notebooks, and (name, text) pairs, each for the notebooks that declare it. Raises
+    `GnnlabError`, one line.
 
-    Results go to the `output_dir` that the parameters give (relative to the repository), else to `outputs/<set>`.
+    A file of the set goes before the default of a notebook, a pair before both. Files that belong to no notebook would
+    be ignored: they are refused. Results go to the `output_dir` that the parameters give, else to `outputs/<set>`.
     """
     base = root()
-    every = notebooks(base)
-    chosen, params = select(every, numbers), parameter_set(params_set, base)
-    given = _given(every, chosen, params, dict(overrides))
-    named = {values.get("output_dir") for values in given.values() if values is not None} or {None}
-    if len(named) > 1:
+    params = base / "params" / params_set
+    params = params if params.is_dir() else output_folder(Path.cwd(), params_set)
+    if not any(params.glob("*.yaml")):
+        sets = ", ".join(sorted(folder.name for folder in (base / "params").iterdir() if folder.is_dir()))
+        raise GnnlabError(f"there is no parameter set {params_set!r}, nor a folder with *.yaml; sets are {sets}")
+    for file in sorted(params.glob("*.y*ml")):
+        if file.name not in (known := [f"{name}.yaml" for name in NAMES]):
+            raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, known)}")
+    chosen = notebooks(base, numbers)
+    schemas = {path.stem: parameters.declared(path) for path in chosen}
+    declared = {name: parameter for schema in schemas.values() for name, parameter in schema.items()}
+    for name, _ in overrides:
+        if name not in declared:
+            raise GnnlabError(f"-p {name}: {parameters.unknown(name, declared)}")
+    usual = {"output_dir": f"outputs/{params.name}"}
+    values, folders = {}, set()
+    for notebook, schema in schemas.items():
+        file = params / f"{notebook}.yaml"
+        given = parameters.read(file, schema) if file.exists() else {}
+        own = {name: text for name, text in overrides if name in schema}
+        values[notebook] = parameters.check(usual | given | own, schema)
+        folders |= {values[notebook]["output_dir"]} if file.exists() else set()
+    if len(folders) > 1:
         raise GnnlabError(f"the parameters of {params} name different output_dir; one run has one folder")
-    return Request(base, every, chosen, params, given, output_folder(base, named.pop() or f"outputs/{params.name}"))
+    (output_dir,) = folders or usual.values()
+    return Request(chosen, params_set, params, values, output_folder(base, output_dir))
 
 
 def output_folder(root: Path, output_dir: str) -> Path:
@@ -113,58 +94,14 @@ def root() -> Path:
     )
 
 
-def notebooks(root: Path) -> dict[str, Notebook]:
-    """The notebooks of `NAMES` that are there, by their numbers, in order. Raises `GnnlabError`."""
-    every: dict[str, Notebook] = {}
-    for path in [root / "notebooks" / f"{name}.ipynb" for name in NAMES]:
-        if path.exists():
-            about = parameters.notebook(path)["metadata"].get("gnnlab", {})
-            limit = about.get("timeout_minutes", TIMEOUT_MINUTES)
-            every[path.name[:2]] = Notebook(path, tuple(about.get("needs", ())), limit)
-    return every
-
-
-def select(notebooks: Mapping[str, Notebook], wanted: Sequence[str]) -> list[Notebook]:
-    """The wanted ones ("01", "1", "01_profile_bottlenecks"; none: all), in order. Raises `GnnlabError`."""
-    by_name = {name: one for one in notebooks.values() for name in (one.number, one.number.lstrip("0"), one.name)}
-    chosen = [by_name.get(Path(word).stem) for word in wanted or notebooks]
-    if None in chosen:
-        known = ", ".join(notebook.name for notebook in notebooks.values()) or "none"
-        raise GnnlabError(f"there is no notebook {wanted[chosen.index(None)]!r}; there are: {known}")
-    return [notebook for notebook in notebooks.values() if notebook in chosen]
-
-
-def parameter_set(wanted: str, root: Path) -> Path:
-    """The folder of a set, of YAML files named as the notebooks: `params/<wanted>`, or one of the user's own by its
-    path. Raises `GnnlabError` when there is neither.
+def notebooks(root: Path, wanted: Sequence[str] = ()) -> list[Path]:
+    """The notebooks of `NAMES` that are there, in order: the wanted ones ("01", "1", "01_profile_bottlenecks"; none:
+    all). Raises `GnnlabError`.
     """
-    known = sorted(folder.name for folder in (root / "params").iterdir() if folder.is_dir())
-    folder = root / "params" / wanted if wanted in known else output_folder(Path.cwd(), wanted)
-    if not any(folder.glob("*.yaml")) or not wanted:
-        raise GnnlabError(
-            f"there is no parameter set {wanted!r}, nor a folder with *.yaml; sets are {', '.join(known)}"
-        )
-    return folder
-
-
-def _given(
-    every: Mapping[str, Notebook], chosen: Sequence[Notebook], folder: Path, overrides: Mapping[str, str]
-) -> dict[str, dict[str, Any] | None]:
-    """The parameters that the files of a set, then the command line, give each chosen notebook, by its name, checked;
-    None where the set has no file for it. Files that belong to no notebook would be ignored: they are refused.
-    """
-    names = [f"{notebook.name}.yaml" for notebook in every.values()]
-    for file in sorted(folder.glob("*.y*ml")):
-        if file.name not in names:
-            raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, names)}")
-    known = {name: parameter for notebook in chosen for name, parameter in notebook.declared.items()}
-    for name in overrides:
-        if name not in known:
-            raise GnnlabError(f"-p {name}: {parameters.unknown(name, known)}")
-    given: dict[str, dict[str, Any] | None] = dict.fromkeys(notebook.name for notebook in chosen)
-    for notebook in chosen:
-        file, schema = folder / f"{notebook.name}.yaml", notebook.declared
-        if file.exists():
-            own = {name: parameters.parse(text, schema[name]) for name, text in overrides.items() if name in schema}
-            given[notebook.name] = parameters.read(file, schema) | own
-    return given
+    there = [path for name in NAMES if (path := root / "notebooks" / f"{name}.ipynb").exists()]
+    known = {word: path for path in there for word in (path.stem, path.stem[:2], path.stem[:2].lstrip("0"))}
+    for word in wanted:
+        if Path(word).stem not in known:
+            raise GnnlabError(f"there is no notebook {word!r}; there are: {', '.join(path.stem for path in there)}")
+    chosen = [known[Path(word).stem] for word in wanted] or there
+    return [path for path in there if path in chosen]

@@ -24,11 +24,12 @@ from gnnlab.measure.estimates import Estimate
 
 from . import ratios, results
 from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, documents, evaluate, verdict
-from .results import Loaded, Status
+from .results import ResultFile, Status
 from .table import Row, Strict, Table
 from .text import claimed_text, error_text, with_unit
 
 RECORD = "claims.json"
+Runs = Sequence[tuple[ResultFile, Table]]  # of one notebook, the latest first
 
 
 class Badge(NamedTuple):
@@ -143,11 +144,11 @@ def judge(folder: Path) -> Ledger:
     return Ledger([rows[id] for id in every if id in rows], missing, problems)
 
 
-def _rows(runs: Mapping[str, Sequence[Loaded]]) -> dict[str, Judged]:
+def _rows(runs: Mapping[str, Runs]) -> dict[str, Judged]:
     return {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
 
 
-def judge_runs(runs: Sequence[Loaded]) -> list[Judged]:
+def judge_runs(runs: Runs) -> list[Judged]:
     """The claims of one notebook by its runs, each with its table."""
     latest, tables = runs[0][0], [table for result, table in runs if result.status is Status.PASSED]
     claims = [claim for claim in catalogue().values() if claim.notebook == latest.notebook[:2]]

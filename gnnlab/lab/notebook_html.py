@@ -8,21 +8,22 @@ it, as the code of cells is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nbformat
-from nbconvert.exporters import HTMLExporter
-from nbconvert.preprocessors.sanitize import SanitizeHTML
 from traitlets.config import Config
 
 from gnnlab.errors import GnnlabError
 from gnnswap.errors import one_line
 
 from .results import END, FigureRecord
+
+if TYPE_CHECKING:
+    from nbconvert.exporters import HTMLExporter  # heavy
 
 TEMPLATES = Path(__file__).parent / "templates"
 DROPPED = {"injected-parameters", "papermill-error-cell-tag", "remove-cell"}  # tags of cells that are not shown
@@ -38,61 +39,43 @@ ATTRIBUTES = {"href", "title", "colspan", "rowspan", "scope", "start", "open"}  
 
 @dataclass
 class Cells:
-    """What a page shows of an executed notebook: the title, the question below it, what the notebook concludes (HTML),
-    and all other cells."""
+    """What a page shows of an executed notebook: its title, the question below that, and as HTML what the notebook
+    concludes, all other cells (`article`), and their headings of level 2 with their ids."""
 
     title: str = ""
     question: str = ""
     conclusion: str = ""
-    notebook: nbformat.NotebookNode | None = None
+    article: str = ""
+    headings: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read(path: Path) -> Cells:
-    """The executed notebook at `path`; empty where there is none, as after a run in JupyterLab or by papermill alone.
+def read(path: Path, figures: Iterable[FigureRecord], key: str = "") -> Cells:
+    """The executed notebook at `path`, of a run that left `figures`; the one named `key` stands at the top of the page.
+    Empty where there is no notebook, as after a run in JupyterLab or by papermill alone.
 
     Raises `GnnlabError` with a line that says what is wrong: the file, an output, or nbconvert's own templates.
     """
+    place, cells = f"{path.parts[-3]}/{path.parts[-2]}", Cells()  # of the run, from the page
     try:
-        notebook = nbformat.reads(Path(path).read_text(encoding="utf-8"), as_version=4)
+        notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
         nbformat.validate(notebook)
     except FileNotFoundError:
-        return Cells()
+        return cells
     except Exception as error:  # nbformat raises many kinds
         raise GnnlabError(f"{path} is not a readable notebook ({one_line(error)[:100]}); run it again") from None
-    cells = Cells(notebook=notebook)
     head = next((cell for cell in notebook.cells if cell.cell_type == "markdown"), None)
     if head and (match := re.match(r"# +(.+)\n*((?:[^\n#|].*\n?)*)(?:\s*\|.*\n?)*", head.source)):
-        cells.title, cells.question, head.source = (
-            match[1],
-            match[2].replace("*", "").strip(),
-            head.source[match.end() :],
-        )
-    with _one_line(path):
-        cells.conclusion = _clean(exporter().markdown2html({}, "\n\n".join(_keep_what_is_shown(notebook))))
-    return cells
-
-
-def render(
-    cells: Cells, place: Path, figures: Iterable[FigureRecord], key: str = ""
-) -> tuple[str, list[tuple[str, str]]]:
-    """The cells as HTML, and their headings of level 2 as (id, HTML). `figures` lie in `place` from the page, and that
-    named `key` stands at the top of it. Raises `GnnlabError` as `read` does.
-    """
-    if cells.notebook is None:
-        return "", []
+        cells.title, cells.question = match[1], match[2].replace("*", "").strip()
+        head.source = head.source[match.end() :]
     shown = {figure.name: (figure.title, f"{place}/{figure.svg}", f"{place}/{figure.png}") for figure in figures}
-    with _one_line(place / "notebook.ipynb"):
-        html = exporter().from_notebook_node(cells.notebook, resources={"figures": shown, "key": key})[0]
-    headings = re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', html)
-    return html, [(anchor, re.sub(r"<a class.*|<[^>]*>", "", text)) for anchor, text in headings]
-
-
-@contextmanager
-def _one_line(path: Path) -> Iterator[None]:
     try:
-        yield
+        cells.conclusion = _clean(exporter().markdown2html({}, "\n\n".join(_keep_what_is_shown(notebook))))
+        cells.article = exporter().from_notebook_node(notebook, resources={"figures": shown, "key": key})[0]
     except Exception as error:  # a filter raises on an output that is not what its type says, jinja without templates
         raise GnnlabError(f"{path} cannot be shown: {one_line(error)}; its numbers are in result.json") from error
+    headings = re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', cells.article)
+    cells.headings = [(anchor, re.sub(r"<a class.*|<[^>]*>", "", text)) for anchor, text in headings]
+    return cells
 
 
 def _keep_what_is_shown(notebook: nbformat.NotebookNode) -> list[str]:
@@ -127,17 +110,15 @@ def _keep_what_is_shown(notebook: nbformat.NotebookNode) -> list[str]:
 
 @cache
 def exporter() -> HTMLExporter:
+    from nbconvert.exporters import HTMLExporter
+
     shown = ["text/html", "text/markdown", "image/png", "text/plain"]
+    options = {"sanitize_html": True, "exclude_output_prompt": True, "exclude_input_prompt": True}
     return HTMLExporter(
         template_name="cells",
         extra_template_basedirs=[str(TEMPLATES)],
         filters={"clean_html": _clean},
-        config=Config(
-            {
-                "NbConvertBase": {"display_data_priority": shown},
-                "HTMLExporter": {"sanitize_html": True, "exclude_output_prompt": True, "exclude_input_prompt": True},
-            }
-        ),
+        config=Config({"NbConvertBase": {"display_data_priority": shown}, "HTMLExporter": options}),
     )
 
 
@@ -150,6 +131,8 @@ def _allowed(tag: str, name: str, value: str) -> bool:
 
 def _clean(html: str) -> str:
     """Harmless markup of `html` kept, the rest as text; without pandas' style sheets and its empty table headers."""
+    from nbconvert.preprocessors.sanitize import SanitizeHTML
+
     sanitizer = SanitizeHTML(tags=TAGS, attributes=_allowed)
     html = sanitizer.sanitize_html_tags(re.sub(r"(?s)<style.*?</style>", "", str(html)))
     return html.replace("<th></th>", "<td></td>")

@@ -27,8 +27,8 @@ import yaml
 from gnnlab.errors import GnnlabError, meant
 from gnnswap.errors import quoted
 
-FORM = "`name: type = literal  # meaning; range or choices`"
 _LINE = re.compile(r"(\w+) *: *((?:list\[)?(?:int|float|str|bool)\]?) *= *(.+?) *# *(.+?)(?:; *(\S+\.\.\S*|\S+\|\S+))?")
+WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,23 @@ class Parameter:
 
     def understood(self, value: Any) -> Any:
         """A value as its type has it, within range and choices: "1e-3" is a number where one is wanted, 8.0 a whole
-        number. Raises `GnnlabError`: the parameter, what was given, what is allowed.
+        number, the text "[1, 2]" a list. Raises `GnnlabError`: the parameter, what was given, what is allowed.
         """
         kind = self.type.removeprefix("list[").removesuffix("]")
         if kind == self.type:
             return self._element(kind, value)
+        if isinstance(value, str):
+            with suppress(yaml.YAMLError):  # what is no YAML is refused as it stands
+                value = yaml.load(value, yaml.BaseLoader)
         if not isinstance(value, list | tuple) or (self.default and not value):
             raise GnnlabError(f"{self.name}: got {quoted(value)}; allowed is a list as [a, b], of {WORDS[kind]} each")
         return [self._element(kind, element) for element in value]
 
     def _element(self, kind: str, value: Any) -> Any:
         try:
-            understood = READ[kind](value)
-            low, many, high = self.allowed.partition("..")
-            if many and not float(low) <= understood <= float(high or "inf"):
-                raise ValueError
-            if "|" in self.allowed and understood not in self.allowed.split("|"):
+            understood, (low, within, high) = _read(kind, value), self.allowed.partition("..")
+            fits = not self.allowed or understood in self.allowed.split("|")
+            if not (float(low) <= understood <= float(high or "inf") if within else fits):
                 raise ValueError
         except (ValueError, TypeError, KeyError, OverflowError):
             among = f", {self.allowed}" if self.allowed else ""
@@ -67,31 +68,18 @@ class Parameter:
         return understood
 
 
-def _number(value: Any) -> float:
-    """Of a number or its text; True is none, nor is what is not finite. Raises `ValueError` or `TypeError`."""
-    if isinstance(value, bool) or not math.isfinite(number := float(value)):
-        raise ValueError
-    return number
-
-
-def _whole(value: Any) -> int:
-    if (number := _number(value)) != int(number):
-        raise ValueError
-    return value if isinstance(value, int) else int(number)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
+def _read(kind: str, value: Any) -> Any:
+    """A value, or the text of one, as an int, float, str or bool; True is no number, nor is what is not finite."""
+    if kind == "bool":
+        return {"true": True, "false": False}[str(value).lower()]
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "str" or isinstance(value, bool):
         raise TypeError
-    return value
-
-
-READ = {"int": _whole, "float": _number, "str": _text, "bool": lambda value: TRUTH[str(value).lower()]}
-WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
-TRUTH = {"true": True, "false": False}
-
-
-# ---- what a notebook declares ---------------------------------------------------------------------------------------
+    number = float(value)
+    if not math.isfinite(number) or (kind == "int" and number != int(number)):
+        raise ValueError
+    return number if kind == "float" else value if isinstance(value, int) else int(number)
 
 
 def notebook(path: Path) -> dict[str, Any]:
@@ -100,6 +88,11 @@ def notebook(path: Path) -> dict[str, Any]:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
         raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What a notebook says of itself: {"needs": ["04"], "timeout_minutes": 10}, the latter at most."""
+    return notebook(path)["metadata"].get("gnnlab", {})
 
 
 def declared(path: Path) -> dict[str, Parameter]:
@@ -120,11 +113,9 @@ def declared(path: Path) -> dict[str, Parameter]:
         except GnnlabError as error:
             raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
         except (AttributeError, ValueError, TypeError, SyntaxError):
-            raise GnnlabError(f"{path.name}, cell 'parameters': {quoted(line)} is not of the form {FORM}") from None
+            form = "`name: type = literal  # meaning; range or choices`"
+            raise GnnlabError(f"{path.name}, cell 'parameters': {quoted(line)} is not of the form {form}") from None
     return parameters
-
-
-# ---- what is given --------------------------------------------------------------------------------------------------
 
 
 def check(given: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -152,32 +143,18 @@ def read(path: Path, declared: Mapping[str, Parameter]) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        named, values = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader) or {}
+        tree, values = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader) or {}
         if not isinstance(values, dict):
             raise GnnlabError("it has no `name: value` lines")
-        names = [name.value for name, _ in named.value] if named else []
-        if len(names) > len(values):
-            raise GnnlabError(f"{next(name for name in names if names.count(name) > 1)} stands twice")
+        if tree and len(tree.value) > len(values):
+            raise GnnlabError(f"a name stands twice; it has {', '.join(name.value for name, _ in tree.value)}")
         checked = check(values, declared)
-    except UnicodeDecodeError:
-        raise GnnlabError(f"{path} is not UTF-8; a parameter file holds `name: value` lines in UTF-8") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        what = getattr(error, "problem", None) or "it has a character that YAML forbids"
-        raise GnnlabError(f"{path}: {line}not YAML ({what}); write `name: value` lines") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise GnnlabError(f"{path} is not YAML in UTF-8 ({why}); write `name: value` lines") from None
     except GnnlabError as error:
         raise GnnlabError(f"{path}: {error}") from None
     return {name: checked[name] for name in values}
-
-
-def parse(text: str, parameter: Parameter) -> Any:
-    """The value that was written for a parameter on a command line, checked; a list as `[1, 2]`."""
-    value: Any = text
-    if parameter.type.startswith("list"):
-        with suppress(yaml.YAMLError):  # what is no YAML is refused as it stands
-            value = yaml.load(text, yaml.BaseLoader)
-    return parameter.understood(value)
 
 
 def from_namespace(namespace: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
         raise GnnlabError("a heat map needs a positive number, and none that is not: the scale is logarithmic")
     real, room = frame["_origin"] == Origin.MEASURED, len(columns) <= MOST_NUMBERS
     measured = frame["value"].astype(float).where(real | ~real.any())
-    shade = measured / measured.groupby(frame[row]).transform("min")
+    shade = (measured / measured.groupby(frame[row]).transform("min")).fillna(0.1)  # below the scale: no colour
     words = [text.replace(" ", "") if room else "★" * (STAR in text) for text in style.numbers(frame)]
     frame = frame.assign(_shade=shade, _text=words)
     across = min(len(panels), max(1, 7 // len(columns)) if room else 2)
@@ -187,7 +187,7 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     height = 1.6 + down * (len(rows) * 0.27 + (1.05 if len(columns) <= 3 else 1.35))
     fig, grid = style.new_figure(title, height, nrows=down, ncols=across, sharey=True, squeeze=False)
     limits = {"vmin": 1.0, "vmax": max(shade.max(), 1.01)}
-    axes, look = list(grid.flat), {"cmap": SHADES, "norm": LogNorm(**limits), **limits}
+    axes, look = list(grid.flat), {"cmap": SHADES.with_extremes(under=SURFACE), "norm": LogNorm(**limits), **limits}
     for ax, name in zip(axes, panels, strict=False):
         part = frame[frame[panel] == name]
         drawn = _fields(ax, *(_matrix(part, row, column, of, rows, columns) for of in ("_shade", "_text")), **look)
@@ -214,7 +214,7 @@ def marks(frame: pd.DataFrame, *, row: str, column: str, title: str) -> Figure:
     """A field for each `row` and `column`, its colour and word by the column `status`; empty where there is no row."""
     rows, columns = (list(frame[name].unique()) for name in (row, column))
     statuses = _matrix(frame, row, column, "status", rows, columns)
-    codes = statuses.apply(lambda column: column.map([*STATUSES].index, na_action="ignore")).astype(float)
+    codes = statuses.map([*STATUSES].index, na_action="ignore").astype(float)
     words = statuses.map(lambda status: STATUSES[status][0], na_action="ignore")
     fig, ax = style.new_figure(title, 1.9 + 0.3 * len(rows))
     colours = {"cmap": ListedColormap([colour for _, colour in STATUSES.values()]), "vmin": 0, "vmax": len(STATUSES)}
@@ -233,15 +233,11 @@ def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, **look: Any) ->
 
     lines, numbers = {"linewidths": 1, "linecolor": SURFACE}, {"fontsize": 7, "color": INK}
     seaborn.heatmap(shades, annot=words.fillna(""), fmt="", cbar=False, annot_kws=numbers, ax=ax, **lines, **look)
-    drawn, bare = ax.collections[0], shades.isna() & words.notna()
-    ax.pcolormesh(np.ma.masked_array(bare, ~bare), cmap=ListedColormap([SURFACE]), zorder=1)
-    for down, right in np.argwhere(bare.to_numpy()):
-        ax.text(right + 0.5, down + 0.5, words.iloc[down, right], ha="center", va="center", fontsize=7)
     ax.set(facecolor=EMPTY, xlabel="", ylabel="")
     ax.set_yticks(ax.get_yticks(), [style.wrapped(name) for name in words.index], rotation=0)
     ax.tick_params(length=0, labelsize=7.5)
     ax.spines[:].set_visible(False)
-    return drawn
+    return ax.collections[0]
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------

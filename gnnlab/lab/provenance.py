@@ -1,4 +1,4 @@
-"""On what machine, with what software and in what state was a number measured? For JSON, and in words for a reader."""
+"""On what machine, with what software and in what state was a number measured? For JSON, and for a reader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,108 +67,55 @@ def state() -> dict[str, Any]:
 
 def _repository() -> dict[str, Any]:
     """Commit of the code that ran, and whether it had uncommitted changes. None without git, or outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "check": True}
-    options["env"] = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], **options).stdout.strip()
-        status = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], **options).stdout.strip()
+        done = subprocess.run(git, env=own, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
-    return {"commit": commit, "dirty": bool(status)}
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return {"commit": commit, "dirty": bool(dirty)}
 
 
 def devices() -> list[dict[str, Any]]:
     """The accelerators that torch and OpenVINO can reach here, after the CPU itself."""
     import torch
 
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    cuda, openvino = {"kind": "CUDA", "driver": f"CUDA {torch.version.cuda}"}, f"OpenVINO {machine.version('openvino')}"
-    return [
-        {"name": machine.processor(), "kind": "CPU", "driver": None},
-        *({"name": gpu.name, **cuda, "memory_gb": round(gpu.total_memory / 1e9, 1)} for gpu in gpus),
-        *({"name": name, "kind": kind, "driver": openvino} for kind, name in _openvino() if kind != "CPU"),
-    ]
-
-
-@cache
-def _openvino() -> tuple[tuple[str, str], ...]:
-    """Kind and name of the devices that OpenVINO reaches."""
-    try:
-        core = openvino_core()
-        return tuple((kind, core.get_property(kind, "FULL_DEVICE_NAME")) for kind in core.available_devices)
-    except (ImportError, RuntimeError):
-        return ()
-
-
-# ---- for a reader ---------------------------------------------------------------------------------------------------
-
-_EMPTY = {"cpu": {}, "versions": {}, "finished": {}, "devices": [], "load": []}
+    found: list[dict[str, Any]] = [{"name": machine.processor(), "kind": "CPU", "driver": None}]
+    for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
+        memory_gb = round(gpu.total_memory / 1e9, 1)
+        found.append({"name": gpu.name, "kind": "CUDA", "driver": f"CUDA {torch.version.cuda}", "memory_gb": memory_gb})
+    with suppress(ImportError, RuntimeError):
+        core, driver = openvino_core(), f"OpenVINO {machine.version('openvino')}"
+        for kind in [kind for kind in core.available_devices if kind != "CPU"]:
+            found.append({"name": core.get_property(kind, "FULL_DEVICE_NAME"), "kind": kind, "driver": driver})
+    return found
 
 
 def in_a_phrase(environment: Mapping[str, Any]) -> str:
-    """The machine in one phrase: "AMD EPYC 9R14, 1 of 2 cores, torch 2.13.0"; the cores that the run might use."""
-    known = readable(environment)
-    cpu, torch = known["cpu"], known["versions"].get("torch")
-    others = [device.get("name") for device in known["devices"] if device.get("kind") != "CPU"]
-    return _joined(cpu.get("model") or "an unnamed processor", _cores(cpu), *others, torch and f"torch {torch}")
-
-
-def _cores(cpu: Mapping[str, Any]) -> str:
-    """The cores that a run might use: "2 cores", "1 of 2 cores", "1.5 of 16 logical cores"."""
-    usable, logical = cpu.get("usable"), cpu.get("logical")
-    usable = usable and min(cpu.get("quota") or usable, usable)
-    if usable in (None, logical):
-        return _counted(cpu.get("cores"), "core")
-    return f"{usable:g} of " + _counted(logical, "core" if logical == cpu.get("cores") else "logical core")
+    """The machine in one phrase: "AMD EPYC 9R14, 2 cores, torch 2.13.0", or "1.5 of 8 logical cores" of a run that
+    might use no more.
+    """
+    cpu, versions = environment.get("cpu") or {}, environment.get("versions") or {}
+    cores, logical = cpu.get("cores"), cpu.get("logical")
+    usable = min(filter(None, (cpu.get("usable"), cpu.get("quota"))), default=logical)
+    text = f"{cores} core{'s' * (cores != 1)}" if usable == logical else f"{usable:g} of {logical} logical cores"
+    others = [device["name"] for device in environment.get("devices") or () if device["kind"] != "CPU"]
+    torch = versions.get("torch")
+    parts = [cpu.get("model") or "an unnamed processor", cores and text, *others, torch and f"torch {torch}"]
+    return ", ".join(filter(None, parts))
 
 
 def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what, value) of what is known; what the system did not tell is left out."""
-    known = readable(environment)
-    cpu, recorded = known["cpu"], "usable" in known["cpu"]
-    logical = cpu.get("logical") != cpu.get("cores") and _counted(cpu.get("logical"), "logical core")
-    caches = [(level, cpu.get(f"l{level}_cache_bytes")) for level in (2, 3)]
-    others = [device for device in known["devices"] if device.get("kind") != "CPU"]
-    devices = [_joined(f"{device.get('kind')}: {device.get('name')}", device.get("driver")) for device in others]
-    rows = {
-        "Processor": _joined(cpu.get("model"), _counted(cpu.get("cores"), "core"), logical),
-        "Cores that it might use": _cores(cpu) if recorded else cpu and "not recorded",
-        "Instructions": " ".join(map(str, cpu.get("flags") or [])),
-        "Caches": _joined(*(f"L{level} {size / 2**20:g} MiB" for level, size in caches if size)),
-        "Memory": f"{known['memory_gb']} GB" if "memory_gb" in known else "",
-        "Devices": "; ".join(devices) or "CPU only",
-        "State": _state(known),
-        "At its end": _state(readable(known["finished"])),
-        "System": known.get("os"),
-        "Software": _joined(
-            "python" in known and f"Python {known['python']}",
-            *(f"{name} {version}" for name, version in known["versions"].items() if version),
-        ),
-        "Commit": _joined(known.get("commit"), known.get("dirty") and "with uncommitted changes"),
-    }
-    return [(name, value) for name, value in rows.items() if value]
+    """(name, value) of what the environment holds, in words; what the system did not tell is left out."""
+    rows = [(name.replace("_", " "), _words(value)) for name, value in environment.items()]
+    return [(name, words) for name, words in rows if words]
 
 
-def readable(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null; mappings and lists that are missing are empty."""
-    return _EMPTY | {name: value for name, value in environment.items() if value is not None}
-
-
-def _state(known: Mapping[str, Any]) -> str:
-    return _joined(
-        _counted(known.get("threads"), "thread"),
-        "omp_num_threads" in known and f"OMP_NUM_THREADS {known['omp_num_threads']}",
-        known.get("float32_products", "highest") != "highest" and f"float32 products: {known['float32_products']}",
-        known["load"] and "load " + " ".join(map(str, known["load"])),
-        "others_percent" in known and f"{known['others_percent']} % used by other programs",
-        "steal_percent" in known and f"{known['steal_percent']} % stolen by other guests",
-    )
-
-
-def _counted(count: Any, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}" if count else ""
-
-
-def _joined(*parts: Any) -> str:
-    return ", ".join(str(part) for part in parts if part)
+def _words(value: Any) -> str:
+    """ "model AMD EPYC, cores 2" of a mapping."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {words}" for name, words in in_rows(value))
+    if isinstance(value, list):
+        return ("; " if value and isinstance(value[0], Mapping) else " ").join(map(_words, value))
+    return "" if value is None else str(value)

@@ -3,13 +3,12 @@
 JSON is the truth, HTML is rendered from it and from the executed notebooks: `NN_name/RUN/result.json` +
 `notebook.ipynb` -> `NN_name.html`, and all of them -> `claims.json` + `index.html`. A run without an executed notebook
 beside it has a page of its figures and numbers. A page holds its pictures, loads nothing from the network, and its
-content policy lets no script run but the one that the page comes with.
+content policy lets no script run.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 import os
 from collections import Counter
@@ -27,15 +26,15 @@ from gnnlab import files, machine
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import CONTROL
 
-from . import claims, ledger, parameters, provenance, ratios, results
+from . import claims, ledger, notebook_html, parameters, provenance, ratios, results
 from .claims import NO_GAIN_BELOW, RATIOS, Verdict
-from .ledger import Badge, Judged
+from .ledger import Badge, Judged, Ledger
+from .notebook_html import TEMPLATES, Cells
 from .results import FigureRecord, ResultFile, Status
 from .study import Study
 from .table import Table
 from .text import claimed_text, duration
 
-TEMPLATES = Path(__file__).parent / "templates"
 STATUSES = {
     Status.PASSED: Badge("ran", "✓", "good"),  # "passed" would read as a verdict on its claims
     Status.FAILED: Badge("failed", "✕", "bad"),
@@ -67,22 +66,21 @@ class NotebookEntry:
     """A notebook on the front page: its last good result, the run that failed since, and what could not be read."""
 
     stem: str  # "01_profile_bottlenecks"
-    title: str
     result: ResultFile | None = None
     failure: ResultFile | None = None
     page: str | None = None  # NN_name.html, where there is one
     stopped: str | None = None  # the notebook of the run that failed, below the folder
     problems: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    conclusion: str = ""  # what the notebook concludes, as HTML
+    cells: Cells = field(default_factory=Cells)  # of its executed notebook
     own: bool = False  # something of the reader's is in it
     rows: list[Judged] = field(default_factory=list)  # claims and goals that rest on it
     key: FigureRecord | None = None
     picture: str = ""  # the key figure's PNG as a data address
 
     @property
-    def number(self) -> str:
-        return self.stem[:2]
+    def title(self) -> str:
+        return self.cells.title or self.stem[3:].replace("_", " ").capitalize()
 
     @property
     def badge(self) -> Badge:
@@ -92,7 +90,7 @@ class NotebookEntry:
 
 def environment_card(environment: Mapping[str, Any]) -> str:
     """The environment of a run as a small HTML card that also looks right inside JupyterLab, light and dark."""
-    return _templates().get_template("environment_card.html.j2").render(rows=provenance.in_rows(environment))
+    return _templates().get_template("macros.html.j2").module.card(provenance.in_rows(environment))
 
 
 def own(values: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
@@ -106,7 +104,7 @@ def own(values: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
 
 
 def build_site(out_dir: Path) -> Path:
-    """Render what is stale in `out_dir`, then `claims.json` and `index.html`; returns the path of the front page.
+    """Render the page of each notebook in `out_dir`, `claims.json` and `index.html`; returns the path of the last.
 
     What cannot be read is said on the page, in a line for each, and everything else is rendered. Raises `GnnlabError`
     when there is no such folder, or when writing fails.
@@ -120,17 +118,18 @@ def build_site(out_dir: Path) -> Path:
     entries = {stem[:2]: _entry(out_dir, stem, judged) for stem in stems}
     ran = [entry.result for entry in entries.values() if entry.result]
 
-    def href(row: Judged) -> str | None:
+    def href(row: Judged) -> str:
         entry = entries.get(row.notebook)
-        return entry.page + _anchor(entry.result, row.study) if entry and entry.page else None
+        return entry.page + _anchor(entry.result, row.study) if entry and entry.page else ""
 
-    html = _page(
+    path = out_dir / "index.html"
+    _write_page(
+        path,
         "index.html.j2",
         title="gnnlab",
         folder=out_dir.name,
         parts=parts(judged.rows),
         href=href,
-        older=[number for number, entry in entries.items() if entry.failure and entry.result],
         documents=claims.documents(),
         missing=judged.missing,
         entries=list(entries.values()),
@@ -139,14 +138,12 @@ def build_site(out_dir: Path) -> Path:
         newest=max(ran, key=lambda result: result.started, default=None),
         machines=sorted({provenance.in_a_phrase(result.environment) for result in ran}),
     )
-    path = out_dir / "index.html"
-    files.write_atomically(path, lambda file: file.write(html))
     return path
 
 
-def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
-    """What the front page says of a notebook; its page is rendered where it is older than its newest run."""
-    entry, page = NotebookEntry(stem, stem[3:].replace("_", " ").capitalize()), out_dir / f"{stem}.html"
+def _entry(out_dir: Path, stem: str, judged: Ledger) -> NotebookEntry:
+    """What the front page says of a notebook, whose own page is written."""
+    entry, page = NotebookEntry(stem), out_dir / f"{stem}.html"
     path, failed = results.newest(out_dir, stem)
     entry.problems = [line for line in judged.problems if stem in line]
     if failed:
@@ -156,7 +153,7 @@ def _entry(out_dir: Path, stem: str, judged: ledger.Ledger) -> NotebookEntry:
         page.unlink(missing_ok=True)
     else:
         entry.result = results.read(path)
-        entry.rows = [row for row in judged.rows if row.notebook == entry.number]
+        entry.rows = [row for row in judged.rows if row.notebook == stem[:2]]
         try:
             _render(entry, path, page)
         except GnnlabError as error:
@@ -176,41 +173,30 @@ def _gains(entries: Sequence[NotebookEntry]) -> list[tuple[NotebookEntry, Findin
 
 
 def _render(entry: NotebookEntry, path: Path, page: Path) -> None:
-    """Fill in what the run at `path` says, and write its page where that is stale.
+    """Fill in what the run at `path` says, and write its page.
 
     Raises `GnnlabError` when the executed notebook cannot be shown, or when writing fails.
     """
-    from . import notebook_html
-
     result, executed = entry.result, path.with_name(results.NOTEBOOK)
     entry.key = next((figure for figure in result.figures if figure.key), next(iter(result.figures), None))
     entry.picture = _picture(path.parent / entry.key.png) if entry.key else ""
-    entry.findings = _findings(result)
-    cells = notebook_html.read(executed)
-    entry.title, entry.conclusion = cells.title or entry.title, cells.conclusion
+    entry.cells = notebook_html.read(executed, result.figures, entry.key.name if entry.picture else "")
     declared = parameters.declared(executed) if executed.exists() else {}
-    entry.own = bool(own(result.parameters, declared))
-    if not page.exists() or page.stat().st_mtime < path.parent.parent.stat().st_mtime:  # when a run was put there
-        place = path.parent.relative_to(page.parent)
-        article, headings = notebook_html.render(cells, place, result.figures, entry.key.name if entry.picture else "")
-        html = _page(
-            "report.html.j2",
-            title=entry.title,
-            entry=entry,
-            result=result,
-            status=STATUSES[result.status],
-            question=cells.question,
-            article=article,
-            headings=headings,
-            place=place.as_posix(),
-            pictures=[(figure, _picture(path.parent / figure.png)) for figure in result.figures if not article],
-            parts=parts(entry.rows),
-            href=lambda row: _anchor(result, row.study) or None,
-            meanings={name: parameter.meaning for name, parameter in declared.items()},
-            machine=provenance.in_a_phrase(result.environment),
-            noise=noise(result),
-        )
-        files.write_atomically(page, lambda file: file.write(html))
+    entry.own, entry.findings = bool(own(result.parameters, declared)), _findings(result)
+    _write_page(
+        page,
+        "report.html.j2",
+        title=entry.title,
+        entry=entry,
+        status=STATUSES[result.status],
+        place=path.parent.relative_to(page.parent).as_posix(),
+        pictures=[(figure, _picture(path.parent / figure.png)) for figure in result.figures],
+        parts=parts(entry.rows),
+        href=lambda row: _anchor(result, row.study),
+        meanings={name: parameter.meaning for name, parameter in declared.items()},
+        machine=provenance.in_a_phrase(result.environment),
+        noise=noise(result),
+    )
     entry.page = page.name
 
 
@@ -307,16 +293,15 @@ def _one_of_a_study(rows: Sequence[Judged]) -> list[Judged]:
 # ---- pages ----------------------------------------------------------------------------------------------------------
 
 
-def _page(template: str, **content: Any) -> str:
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _write_page(path: Path, template: str, **content: Any) -> None:
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return _templates().get_template(template).render(script=script, script_hash=digest, now=now, **content)
+    html = _templates().get_template(template).render(now=now, **content)
+    files.write_atomically(path, lambda file: file.write(html))
 
 
 @cache
 def _templates() -> jinja2.Environment:
-    """Templates with escaping on; `style` and `script` of the page are files beside them."""
+    """Templates with escaping on."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -325,7 +310,7 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"moment": lambda iso: f"{iso[:10]} {iso[11:16]} UTC", "duration": duration}
-    environment.globals |= {"environment_rows": provenance.in_rows, "usual": _usual, "counts": _counts}
+    environment.globals |= {"environment_rows": provenance.in_rows, "counts": _counts}
     environment.globals |= {"claimed_text": claimed_text, "widened": f"{100 * (claims.TOLERANCE - 1):.0f} %"}
     return environment
 
@@ -334,9 +319,3 @@ def _counts(rows: Sequence[Judged]) -> list[tuple[Badge, int]]:
     """How many rows have each verdict; verdicts without a row are left out."""
     counts = Counter(row.badge for row in rows)
     return [(badge, counts[badge]) for badge in ledger.VERDICTS.values() if badge in counts]
-
-
-def _usual(rows: Sequence[Judged]) -> tuple[str, int]:
-    """The conditions and the number of runs that most rows with a number have: a page says them once."""
-    seen = Counter((row.conditions, row.runs) for row in rows if row.value is not None)
-    return seen.most_common(1)[0][0] if seen else ("", 0)

@@ -22,7 +22,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, ValidationError
 
 from gnnlab.errors import GnnlabError, first_wrong
@@ -32,7 +31,7 @@ from .table import Row, Strict, Table
 
 SCHEMA_VERSION = 2
 RESULT, SAMPLES, NOTEBOOK = "result.json", "samples.parquet", "notebook.ipynb"  # in the folder of a run
-MARK = ".gnnlab"  # in every outputs folder
+MARK, UNFINISHED = ".gnnlab", ".run-"  # in every outputs folder; before the name of a run that is not in place
 END = "gnnlab_end"  # in the metadata of an output: later cells were not run
 PLACE = "GNNLAB_RUN"  # in the environment of a kernel that the runner started: the folder that its run fills
 
@@ -84,11 +83,10 @@ class ResultFile(Strict):
     seconds: float = Field(0, ge=0)
 
     @classmethod
-    def begun(cls, notebook: str, params_set: str, parameters: dict[str, Any], **fields: Any) -> ResultFile:
+    def begun(cls, notebook: str, params_set: str, parameters: dict[str, Any]) -> ResultFile:
         """That of a run that begins now; it has failed until it has `ended`."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        about = {"notebook": notebook, "params_set": params_set, "parameters": parameters, "started": now, **fields}
-        return cls(run=uuid.uuid4().hex, status=Status.FAILED, **about)
+        known = {"notebook": notebook, "params_set": params_set, "parameters": parameters, "status": Status.FAILED}
+        return cls(run=uuid.uuid4().hex, started=datetime.now(UTC).isoformat(timespec="milliseconds"), **known)
 
     def ended(self, status: str, reason: str | None, **fields: Any) -> ResultFile:
         """That of a run that ends now, with its time."""
@@ -100,62 +98,42 @@ class ResultFile(Strict):
 def claim(folder: Path) -> None:
     """Make `folder` an outputs folder. Raises `GnnlabError` where it has files in it and is none."""
     folder.mkdir(parents=True, exist_ok=True)
-    foreign = sorted({path.name for path in folder.iterdir()} - {LOCK})
-    if foreign and not (folder / MARK).exists():
-        raise GnnlabError(
-            f"output_dir {folder} is not empty and is no outputs folder of this gnnlab ({foreign[0]} is there); "
-            "choose a new folder or an empty one, or move this one away"
-        )
+    if not (folder / MARK).exists() and {path.name for path in folder.iterdir()} - {LOCK}:
+        why = "is not empty and is no outputs folder of this gnnlab"
+        raise GnnlabError(f"output_dir {folder} {why}; choose a new folder or an empty one, or move this one away")
     (folder / MARK).touch()
 
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which `claim` makes or refuses, for this process; another that runs into it is a `GnnlabError`."""
+    """Hold `folder`, which `claim` makes or refuses, for this process; another that runs into it is a `GnnlabError`.
+    What a killed process left of its run goes.
+    """
     claim(folder)
-    with locked(folder, "runs notebooks into"):
+    with locked(folder, "runs notebooks into") as held:
+        for left in folder.glob(f"{UNFINISHED}*") if held else ():  # without locks it may be another's
+            shutil.rmtree(left, ignore_errors=True)
         yield
 
 
-class Place(tempfile.TemporaryDirectory):
-    """An empty folder for a run to fill, which goes when its process ends; what killed runs left in `folder` goes at
-    once. A lock beside it tells whether its process lives, on whichever machine that sees the folder.
-    """
+@contextmanager
+def place(folder: Path) -> Iterator[Path]:
+    """An empty folder in `folder` for a run to fill, which goes at the end unless it was `put`."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED, ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
-    def __init__(self, folder: Path) -> None:
-        for lock in folder.glob(".run-*.lock"):
-            with suppress(OSError, Timeout):
-                with FileLock(lock, timeout=0):
-                    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-                lock.unlink(missing_ok=True)
-        super().__init__(dir=folder, prefix=".run-", ignore_cleanup_errors=True)
-        self.path = Path(self.name)
-        self._lock = FileLock(f"{self.name}.lock", timeout=0)
-        with suppress(OSError):  # where there are no locks, nobody removes it either
-            self._lock.acquire()
 
-    def __enter__(self) -> Place:
-        return self
-
-    def cleanup(self) -> None:
-        super().cleanup()
-        self._lock.release()
-        Path(self._lock.lock_file).unlink(missing_ok=True)
-
-    def put(self, notebook: str) -> Path:
-        """Put the run in place, by one rename; returns its folder: the one with the highest number."""
-        runs = self.path.parent / notebook
-        runs.mkdir(exist_ok=True)
-        while True:
-            target = runs / f"{1 + max((number(run) for run in runs.iterdir()), default=0):04d}"
-            try:
-                self.path.rename(target)
-                break
-            except OSError:
-                if not target.exists():  # else another process put a run there just now
-                    raise
-        self.cleanup()
-        return target
+def put(place: Path, notebook: str) -> Path:
+    """Put the run in `place` among those of a notebook, by one rename; its folder, the one with the highest number."""
+    runs = place.parent / notebook
+    runs.mkdir(exist_ok=True)
+    while True:
+        target = runs / f"{1 + max(map(number, runs.iterdir()), default=0):04d}"
+        try:
+            return place.rename(target)
+        except OSError:
+            if not target.exists():  # else another process put a run there just now
+                raise
 
 
 def number(run: Path) -> int:
@@ -173,11 +151,8 @@ def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
 
 def read(path: Path) -> ResultFile:
     """Read a result file; `GnnlabError` says in one line what is wrong with it."""
-    path = Path(path)
     try:
         return ResultFile.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise GnnlabError(f"no result file {path}; run the notebook first: gnnlab run") from None
     except ValidationError as error:
         wrong = ": ".join(filter(None, first_wrong(error)))
         raise GnnlabError(f"{path} is not a result file of this version: {wrong}; run it again") from None
@@ -189,9 +164,6 @@ def table_of(path: Path, result: ResultFile) -> Table:
     if result.rows:
         table.read_samples(path.with_name(SAMPLES))
     return table
-
-
-Loaded = tuple[ResultFile, Table]
 
 
 def paths(folder: Path, notebook: str = "[0-9][0-9]_*") -> list[Path]:
@@ -216,16 +188,15 @@ def newest(folder: Path, notebook: str) -> tuple[Path | None, Path | None]:
     return None, failed
 
 
-def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, list[Loaded]], list[str]]:
-    """The runs of each notebook that count, and a line for each that cannot be read.
+def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], list[str]]:
+    """The runs of each notebook that count, the newest first, and a line for each that cannot be read.
 
-    The newest comes first, then the earlier ones in their order, as far as they were made as it was: with the same
-    parameters, code, input files and versions, on the same machine with as many cores and threads. Those that failed do
-    not count.
+    Beside the newest that did not fail, those count that were made as it was: with the same parameters, code, input
+    files and versions, on the same machine with as many cores and threads.
     """
-    by_notebook: dict[str, list[Loaded]] = {}
+    by_notebook: dict[str, list[tuple[ResultFile, Table]]] = {}
     problems: list[str] = []
-    for path in paths(folder, notebook):
+    for path in paths(folder):
         try:
             result = read(path)
             runs = by_notebook.setdefault(path.parent.parent.name, [])
@@ -234,7 +205,7 @@ def runs_of(folder: Path, notebook: str = "[0-9][0-9]_*") -> tuple[dict[str, lis
                 runs.append((result, table_of(path, result)))
         except GnnlabError as error:
             problems.append(str(error))
-    return {name: [runs[0], *reversed(runs[1:])] for name, runs in sorted(by_notebook.items()) if runs}, problems
+    return {name: runs for name, runs in sorted(by_notebook.items()) if runs}, problems
 
 
 def made_as(result: ResultFile) -> list[Any]:

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,8 +78,8 @@ class Lab:
         self.table = Table()
         self.figures: list[FigureRecord] = []
         self.purposes: dict[str, str] = {}
-        self._own = None if PLACE in os.environ else results.Place(self.folder)
-        self._place = self._own.path if self._own else Path(os.environ[PLACE])  # the folder that this run fills
+        self._own = None if PLACE in os.environ else tempfile.TemporaryDirectory(prefix="gnnlab-")
+        self._place = Path(self._own.name if self._own else os.environ[PLACE])  # the folder that this run fills
         display(HTML(report.environment_card(self.environment)))
         if self._own and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
@@ -264,11 +265,11 @@ class Lab:
         results.write(path, self._result(status, reason), self.table)
         if self._own is None:  # the runner puts it in place, when all cells have run
             return path
-        fresh = results.Place(self.folder)  # later cells may add to what is there
-        shutil.copytree(self._place, fresh.path, dirs_exist_ok=True)
         where = shlex.quote(self.parameters.output_dir)
         self.say(f"The report of this run, in a terminal in the repository: `gnnlab report {where}`")
-        return fresh.put(self.notebook) / results.RESULT
+        with results.place(self.folder) as place:
+            shutil.copytree(self._place, place, dirs_exist_ok=True)  # later cells may add to what is there
+            return results.put(place, self.notebook) / results.RESULT
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
         return self.begun.ended(

@@ -52,7 +52,7 @@ class Study:
         label: str = "",
     ) -> None:
         self.name, self.rows, self._lab = name, list(rows), lab
-        self._selected, self._label = dict(selected or {}), label
+        self._selected, self.label = dict(selected or {}), label or text.plain(name)
         self._valued = [row for row in self.rows if row.status == "ok"]  # those with a number
         keys = dict.fromkeys(key for row in self.rows for key in row.keys)
         columns = [*keys, *(field for field in FIELDS if field not in ("study", "keys", *keys))]
@@ -63,7 +63,7 @@ class Study:
         """The rows whose keys or fields have these values, or one of a list of them. Raises `GnnlabError`."""
         self._need(*fields)
         rows = [row for row in self.rows if all(fits(row.get(name), wanted) for name, wanted in fields.items())]
-        return Study(self.name, rows, self._lab, self._selected | fields, self._label)
+        return Study(self.name, rows, self._lab, self._selected | fields, self.label)
 
     def named(self, label: str) -> Study:
         """The same rows; titles, axes and columns say `label` for what they are: "error at sizes left out"."""
@@ -88,11 +88,6 @@ class Study:
     def failed(self) -> dict[str, str]:
         """Why forms have no number, by name: they differ from the baseline, or do not run here."""
         return {row.form: row.reason for row in self.rows if row.status == "failed"}
-
-    @property
-    def label(self) -> str:
-        """What the rows are, on an axis."""
-        return self._label or text.plain(self.name)
 
     @property
     def title(self) -> str:
@@ -128,8 +123,7 @@ class Study:
             return self._range()
         better = "small" if raced[0].unit.endswith("B") else "fast"
         if (best := self.fastest()) is None:
-            than = f"measurably {better}er than {raced[0].baseline}"
-            return f"{self.title}: nothing that computes the same is {than}"
+            return f"{self.title}: nothing that computes the same is measurably {better}er than {raced[0].baseline}"
         form, base, gain = best
         value, interval = text.with_unit(gain, "x")
         cases = sum((row.form, row.baseline) == (form, base) for row in raced)
@@ -246,7 +240,7 @@ class Study:
         frame, label, unit = self._numbers("value")
         if frame.empty:
             return
-        title, labels, line = self.finding(), {}, ""
+        title, labels, line = self.finding(), {x: text.plain(x), y: text.plain(y)}, ""
         if equal := {x, y} <= set(frame["form"]):
             frame = _paired(frame, x, y)
             if frame.empty:
@@ -261,9 +255,9 @@ class Study:
         else:
             self._need(x, y, numbers=True)
             by, labels["value"] = by or "form", text.axis_label(label, unit)
-        axes = {"x_label": labels.get(x, text.plain(x)), "y_label": labels.get(y, text.plain(y))}
-        fig = plots.points(frame, x=x, y=y, hue=by, equal=equal, title=title, **axes)
-        self._show(fig, "scatter", f"Points: {axes['y_label']} over {axes['x_label']}{line}", key)
+        axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
+        fig = plots.points(frame, **axes, hue=by, equal=equal, title=title)
+        self._show(fig, "scatter", f"Points: {labels[y]} over {labels[x]}{line}", key)
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
@@ -281,7 +275,7 @@ class Study:
             several = " and ".join(units)
             raise GnnlabError(f"{self.name} is in {several}: one figure has one unit; .only(unit={units[0]!r})")
         frame = frame[((frame["status"] == "ok") | missing) & ((frame["form"] != CONTROL) | (y == "samples"))]
-        columns, label, (factor, unit) = ENDS, self._label or self.label, text.shown_as("".join(units))
+        columns, label, (factor, unit) = ENDS, self.label, text.shown_as("".join(units))
         if y == "samples":
             statistic = self._valued[0].statistic
             label += f"; every sample and the {STATISTICS.get(statistic, statistic)}"
@@ -289,7 +283,7 @@ class Study:
         elif y == "ratio":
             frame, columns, factor, unit = frame[frame["ratio"].notna()], ("ratio", "ratio_low", "ratio_high"), 1.0, "x"
             label = f"times as fast as {next((row.baseline for row in self.rows if row.baseline), 'the baseline')}"
-        elif unit == "ms" and not self._label:
+        elif unit == "ms" and label == text.plain(self.name):
             label = "time"
         if frame[columns[0]].isna().all():
             self._lab.say(f"{self.title}: {'there is nothing to compare' if self._valued else 'nothing was measured'}.")

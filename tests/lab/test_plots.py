@@ -150,21 +150,11 @@ def test_a_readers_matplotlibrc_changes_no_figure_and_neither_pyplot_nor_any_set
     assert plt.get_fignums() == []
 
 
-def test_every_sample_is_drawn_those_far_out_too():
-    dots = [line.get_xdata() for line in samples().axes[0].lines if line.get_alpha()]
-    assert [len(values) for values in dots] == [62, 60] and max(map(max, dots)) == 11.0
-
-
 def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_see(tmp_path):
-    record = plot_style.save(
-        bars(), "operators", title=TITLE, alt=f"{ALT} <&>", folder=tmp_path, key=True, prefix="09_"
-    )
-    assert (record.name, record.png, record.svg, record.key) == (
-        "operators",
-        "figures/09_operators.png",
-        "figures/09_operators.svg",
-        True,
-    )
+    said = {"title": TITLE, "alt": f"{ALT} <&>", "key": True}
+    record = plot_style.save(bars(), "operators", folder=tmp_path, prefix="09_", **said)
+    files = {kind: f"figures/09_operators.{kind}" for kind in ("png", "svg")}
+    assert record.model_dump() == {"name": "operators", **files, **said}
     with Image.open(tmp_path / record.png) as picture:
         assert picture.width == 1440
         assert picture.getpixel((2, 2))[:3] == tuple(round(255 * c) for c in to_rgb(plot_style.SURFACE))
@@ -174,11 +164,7 @@ def test_save_writes_both_files_at_twice_the_size_with_words_for_who_does_not_se
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        ({"alt": "a bar chart        "}, "alternative text"),
-        ({"title": " "}, "a title"),
-        ({"name": "../a"}, "file name"),
-    ],
+    [({"alt": "a bar chart"}, "alternative text"), ({"title": " "}, "a title"), ({"name": "../a"}, "file name")],
 )
 def test_save_refuses_what_a_reader_would_miss(tmp_path, wrong, message):
     with pytest.raises(GnnlabError, match=message):

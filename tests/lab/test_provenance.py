@@ -21,16 +21,29 @@ def test_the_environment_has_what_matters_is_json_and_does_not_name_the_computer
 
 
 @pytest.mark.parametrize(
-    ("cpu", "phrase", "row"),
+    ("cpu", "phrase"),
     [
-        ({"cores": 2, "logical": 2, "usable": 2, "quota": None}, "A, 2 cores", "2 cores"),
-        ({"cores": 2, "logical": 2, "usable": 1, "quota": None}, "A, 1 of 2 cores", "1 of 2 cores"),
-        ({"cores": 4, "logical": 8, "usable": 2, "quota": 1.5}, "A, 1.5 of 8 logical cores", "1.5 of 8 logical cores"),
-        ({"cores": 2, "logical": 2}, "A, 2 cores", "not recorded"),  # a run of an earlier version
+        ({"cores": 2, "logical": 2, "usable": 2, "quota": None}, "A, 2 cores"),
+        ({"cores": 1, "logical": 2, "usable": 1, "quota": None}, "A, 1 of 2 logical cores"),
+        ({"cores": 4, "logical": 8, "usable": 2, "quota": 1.5}, "A, 1.5 of 8 logical cores"),
+        ({"cores": 1, "logical": 1}, "A, 1 core"),  # a run of an earlier version
+        ({"cores": None, "logical": None, "usable": 1}, "A"),
     ],
 )
-def test_a_reader_is_told_how_many_of_the_cores_a_run_might_use(cpu, phrase, row):
-    environment = {"cpu": {"model": "A", **cpu}}
-    assert provenance.in_a_phrase(environment) == phrase
-    assert dict(provenance.in_rows(environment))["Cores that it might use"] == row
-    assert "Cores that it might use" not in dict(provenance.in_rows({}))
+def test_a_reader_is_told_how_many_of_the_cores_a_run_might_use(cpu, phrase):
+    assert provenance.in_a_phrase({"cpu": {"model": "A", **cpu}}) == phrase
+
+
+def test_a_reader_sees_all_that_is_known_and_nothing_else():
+    devices = [{"name": "A", "kind": "CPU", "driver": None}, {"name": "G", "kind": "GPU"}]
+    state = {"omp_num_threads": "1", "load": [0.5, 1.0], "dirty": False}
+    environment = {"cpu": {"model": "A", "quota": 1.5}, "devices": devices, "os": None, **state, "finished": state}
+    assert dict(provenance.in_rows(environment)) == {
+        "cpu": "model A, quota 1.5",
+        "devices": "name A, kind CPU; name G, kind GPU",
+        "omp num threads": "1",
+        "load": "0.5 1.0",
+        "dirty": "False",
+        "finished": "omp num threads 1, load 0.5 1.0, dirty False",
+    }
+    assert provenance.in_a_phrase(environment | {"versions": {"torch": "2"}}) == "A, G, torch 2"

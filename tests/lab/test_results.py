@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from moments import at_moment, killed
 from refusals import refused
 from table_rows import TORCH, counted, put, raced
 
-from gnnlab import files
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import results
 from gnnlab.lab.table import Table, row
@@ -40,20 +38,23 @@ def test_rows_and_samples_read_back_as_they_were_written(tmp_path, result_file):
     assert list(pd.read_parquet(path.with_name(results.SAMPLES)).columns) == ["row", "sample", "value"]
 
 
-def test_a_row_that_contradicts_itself_is_refused_in_a_file_too(tmp_path, result_file):
+def replaced(old, new):
+    return lambda path: path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (replaced('"value": 2.0', '"value": 3.5'), r"rows\.0"),  # a row that contradicts itself
+        (replaced('"schema_version": 2', '"schema_version": 1'), "schema_version: Input should be 2"),
+        (lambda path: path.write_bytes(b"\x00\xff"), "JSON"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line_that_says_what_to_do(tmp_path, result_file, change, part):
     path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())
-    path.write_text(path.read_text().replace('"value": 2.0', '"value": 3.5'))
-    with refused(r"01_a/1/result\.json is not a result file of this version: rows\.0"):
-        results.read(path)
-
-
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema_version": 1}', "\x00\xff"])
-def test_a_damaged_or_missing_file_is_refused_in_one_line_that_says_what_to_do(tmp_path, text):
-    path = tmp_path / "result.json"
-    if text is not None:
-        path.write_text(text, encoding="latin-1")
-    with refused(r"result\.json.* run "):
+    change(path)
+    with refused(rf"01_a/1/result\.json is not a result file of this version: .*{part}.*; run it again"):
         results.read(path)
 
 
@@ -64,9 +65,7 @@ def of_another_result(path):
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"PAR1"), of_another_result, Path.unlink])
-def test_samples_that_are_damaged_or_missing_or_of_another_result_are_refused_in_one_line(
-    tmp_path, result_file, change
-):
+def test_samples_that_are_damaged_or_missing_or_of_another_result_are_refused(tmp_path, result_file, change):
     path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())
     change(path.with_name(results.SAMPLES))
@@ -79,9 +78,9 @@ def test_samples_that_are_damaged_or_missing_or_of_another_result_are_refused_in
 
 def put_run(folder, result, table=None):
     """Put a run in place; its result file."""
-    with results.Place(folder) as place:
-        results.write(place.path / results.RESULT, result, table)
-        return place.put(result.notebook) / results.RESULT
+    with results.place(folder) as place:
+        results.write(place / results.RESULT, result, table)
+        return results.put(place, result.notebook) / results.RESULT
 
 
 @pytest.fixture
@@ -109,13 +108,9 @@ def environment(**changes):
 UNLIKE = {
     "parameters": {"parameters": {"size": 9}},
     "code": {"made_from": "2"},
-    "commit": environment(commit="2"),
-    "cores": environment(usable=1),
-    "quota": environment(quota=1.5),
-    "threads": environment(threads=1),
+    "not recorded": {"environment": {}},
+    **{name: environment(**{name: 1.5}) for name in ("commit", "usable", "quota", "threads", "model", "versions")},
     "OMP": environment(omp_num_threads="1"),
-    "machine": environment(model="B"),
-    "versions": environment(versions={"torch": "3"}),
 }
 
 
@@ -124,13 +119,7 @@ def test_only_runs_that_were_made_alike_are_pooled_the_newest_first(tmp_path, re
     for run, changes in (("a", {}), ("b", environment(load=[9.0])), ("d", changed), ("c", {}), ("b", {})):
         known = environment() | {"run": run, "notebook": "01_a", **changes}
         put_run(tmp_path, result_file(**known), table())
-    assert runs(tmp_path) == (["b", "a", "c"], [])
-
-
-def test_runs_that_did_not_record_where_they_ran_are_pooled_with_each_other_alone(folder, result_file):
-    assert runs(folder) == (["c", "a", "b"], [])
-    put_run(folder, result_file(run="d", notebook="01_a", **environment()), table())
-    assert runs(folder) == (["d"], [])
+    assert runs(tmp_path) == (["b", "c", "a"], [])
 
 
 def test_a_run_that_cannot_be_read_is_a_line_and_the_others_count(folder):
@@ -145,7 +134,7 @@ def test_the_newest_run_that_passed_is_the_result_and_one_that_failed_since_stan
     failed = put_run(folder, result_file(notebook="01_a", status="failed", reason="late"))
     (folder / "claims.json").write_text("{")
     assert results.newest(folder, "01_a") == (folder / "01_a/0003/result.json", failed)
-    assert runs(folder) == (["c", "a", "b"], [])
+    assert runs(folder) == (["c", "b", "a"], [])
     passed = put_run(folder, result_file(run="e", notebook="01_a"))
     assert results.newest(folder, "01_a") == (passed, None)
     assert results.newest(folder, "02_b") == (None, None)
@@ -163,11 +152,11 @@ def test_a_run_is_newer_than_all_that_are_there_whatever_their_clocks_said(folde
 
 def work(folder, result_file, run):
     """What a run does with its files: fill a folder, put it in place."""
-    with files.locked(folder, "runs notebooks into"), results.Place(folder) as place:
+    with results.only_run(folder), results.place(folder) as place:
         result = result_file(run=run, notebook="01_a", made_from=run)
-        results.write(place.path / results.RESULT, result, raced({"mine": 2.0}, seed=ord(run)))
-        (place.path / results.NOTEBOOK).write_text(run)
-        return place.put("01_a")
+        results.write(place / results.RESULT, result, raced({"mine": 2.0}, seed=ord(run)))
+        (place / results.NOTEBOOK).write_text(run)
+        return results.put(place, "01_a")
 
 
 def state(folder):
@@ -218,25 +207,15 @@ def test_at_each_write_and_rename_the_run_before_stands_or_the_new_one_and_the_n
         assert {path.name for path in second.iterdir()} == {results.RESULT, results.SAMPLES, results.NOTEBOOK}
 
 
-def test_what_a_killed_run_left_goes_at_the_next_start_and_what_a_live_one_fills_stays(tmp_path):
-    dies = "import os, pathlib; from gnnlab.lab import results; "
-    dies += f"place = results.Place(pathlib.Path({str(tmp_path)!r})); os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == 9
-    left, _ = sorted(tmp_path.glob(".run-*"))  # and its lock
-    with results.Place(tmp_path) as live, results.Place(tmp_path) as other:
-        assert not left.exists() and live.path.exists() and other.path.exists()
-    assert not list(tmp_path.glob(".run-*"))
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
 def test_without_locks_a_run_is_put_in_place_and_what_others_fill_stays(tmp_path, result_file, monkeypatch):
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with results.Place(tmp_path) as live:
-        path = put_run(tmp_path, result_file())
-        assert live.path.exists() and results.read(path).status == "passed"
+    with results.only_run(tmp_path), results.place(tmp_path) as live:
+        run = work(tmp_path, result_file, "a")
+        assert results.read(run / results.RESULT).status == "passed" and live.exists()
 
 
 def test_the_published_schema_is_that_of_the_code():
@@ -246,23 +225,14 @@ def test_the_published_schema_is_that_of_the_code():
     )
 
 
-def test_a_folder_with_files_of_someone_or_of_an_older_gnnlab_is_refused_in_one_line_and_left_alone(tmp_path):
-    for names in (["Documents/thesis.tex", "12_months.json"], ["runs.json", "01_a.json", "01_a.ipynb"], [".git/HEAD"]):
-        folder = tmp_path / names[0].partition("/")[0].strip(".")
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text("mine")
-        before = sorted(folder.rglob("*"))
-        with refused("is no outputs folder of this gnnlab"), results.only_run(folder):
-            pytest.fail("it is not for results")
-        assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize("there", ["nothing", "empty", "stages"])
-def test_a_new_folder_an_empty_one_and_one_of_ours_are_taken(tmp_path, there):
-    folder = tmp_path / "outputs/quick"
-    if there == "empty":
-        folder.mkdir(parents=True)
-    for _ in range(2):
-        with results.only_run(folder):
-            (folder / there).mkdir(exist_ok=True)
+@pytest.mark.parametrize("there", ["thesis.tex", "01_a.json", ".git/HEAD"])
+def test_a_folder_with_files_is_refused_and_left_alone_unless_it_is_one_of_ours(tmp_path, there):
+    folder, mine = tmp_path / "mine", tmp_path / "mine" / there
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with refused("is not empty and is no outputs folder of this gnnlab; choose a new folder"), results.only_run(folder):
+        pytest.fail("it is not for results")
+    assert [path for path in folder.rglob("*") if path.is_file()] == [mine]
+    for _ in range(2):  # a new one, and then one of ours
+        with results.only_run(tmp_path / "outputs/quick"):
+            (tmp_path / "outputs/quick/stages").mkdir(exist_ok=True)

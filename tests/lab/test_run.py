@@ -13,20 +13,21 @@ import types
 from pathlib import Path
 
 import nbformat
+import papermill
 import psutil
 import pytest
 import small_notebooks
 from refusals import refused
-from rich.console import Console
 
 from gnnlab import files
 from gnnlab.lab import results
 from gnnlab.lab import run as runs
-from gnnlab.lab.discovery import Notebook
+from gnnlab.lab.results import Status
 
+NEEDS = "it needs notebook {0}, which has not passed: gnnlab run {0} --params quick"
 FIRST, SECOND, THIRD = NAMES = ("01_profile_bottlenecks", "02_optimize_gnn", "03_fm_amp_training")
 PARAMETERS = """\
-mode: str = "pass"                  # what happens; pass|assert|exit|kill|slow
+mode: str = "pass"                  # what happens; pass|assert|abort|slow
 width: int = 8                      # channels; 1..64
 output_dir: str = "outputs/quick"   # where results go"""
 
@@ -50,8 +51,7 @@ def finish(status="passed", reason=None):
     results.write(Path(os.environ["GNNLAB_RUN"], "result.json"), result, rows)
 match mode:
     case "assert": finish(); assert width < 0, "one\\ntwo"
-    case "exit": os._exit(3)
-    case "kill": os.kill(os.getpid(), 9)
+    case "abort": os.write(2, b"bad_alloc\\n"); time.sleep(0.5); os.abort()
     case "slow": time.sleep(600)
     case "pass": finish(*LAST)"""
 
@@ -95,25 +95,22 @@ def without_kernels(monkeypatch):
     def execute(path, output, parameters, *_):
         shutil.copy(path, output)
         if made.fail:
-            return "failed", made.fail
+            return Status.FAILED, made.fail
         made.runs += 1
-        before = results.newest(output.parents[1], path.stem)[0]
-        if before:
-            changes = {"run": f"run {made.runs}", "parameters": {"mode": "pass", **parameters}}
-            result = results.read(before).model_copy(update=changes)
+        if before := results.newest(output.parents[1], path.stem)[0]:
+            result = results.read(before).model_copy(update={"run": f"run {made.runs}", "parameters": parameters})
             results.write(output.with_name(before.name), result, results.table_of(before, result))
-        return "passed", None
+        return Status.PASSED, None
 
     monkeypatch.setattr(runs, "execute", execute)
     return made
 
 
 def start(repository, *numbers, **options):
-    """Run, and return the outcomes by number and what was printed, with T for times."""
-    console = Console(file=io.StringIO(), width=60)
-    with contextlib.chdir(repository):
-        outcomes = runs.run(numbers, console=console, **options)
-    return {outcome.notebook[:2]: outcome for outcome in outcomes}, re.sub(r"[\d.]+ s\b", "T", console.file.getvalue())
+    """Run, and return how each ended by number and what was printed, with T for times."""
+    with contextlib.chdir(repository), contextlib.redirect_stdout(io.StringIO()) as printed:
+        statuses = runs.run(numbers, **options)
+    return statuses, re.sub(r"[\d.]+ s\b", "T", printed.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +143,9 @@ def contents(folder):
 
 
 def test_what_passes_or_skips_itself_leaves_results_and_a_line_at_the_start_and_at_the_end(ran):
-    repository, outcomes, printed = ran
+    repository, statuses, printed = ran
     folder = repository / "outputs/quick"
-    assert [outcome.status for outcome in outcomes.values()] == ["passed", "skipped", "skipped"]
-    assert outcomes["01"].ran and not outcomes["03"].ran
+    assert statuses == {"01": "passed", "02": "skipped", "03": "skipped"}
     kinds = ("notebook.ipynb", "result.json", "samples.parquet")
     assert set(contents(folder)) == {f"{name}/0001/{k}" for name in (FIRST, SECOND) for k in kinds} | {"kernel.pid"}
     assert printed.splitlines() == [
@@ -157,8 +153,8 @@ def test_what_passes_or_skips_itself_leaves_results_and_a_line_at_the_start_and_
         "01_profile_bottlenecks  passed   T",
         "02_optimize_gnn         running",
         "02_optimize_gnn         skipped  T  no GPU here",
-        "03_fm_amp_training      skipped  it needs 02_optimize_gnn, which is skipped",
-        "report: outputs/quick/index.html",
+        f"03_fm_amp_training      skipped  {NEEDS.format('02')}",
+        f"report: {folder}/index.html",
     ]
     notebook = nbformat.read(folder / FIRST / "0001/notebook.ipynb", as_version=4)
     streams = [output.text for cell in notebook.cells for output in cell.get("outputs", [])]
@@ -171,24 +167,18 @@ def test_what_passes_or_skips_itself_leaves_results_and_a_line_at_the_start_and_
 def test_a_notebook_runs_whenever_it_is_asked_for_and_missing_runs_what_has_not_passed_with_these_parameters(
     repository, without_kernels, sites
 ):
-    outcomes, printed = start(repository, "01", runs=2)
-    assert [line for line in printed.splitlines() if "running" in line] == [
-        "01_profile_bottlenecks  running  run 1 of 2",
-        "01_profile_bottlenecks  running  run 2 of 2",
-    ]
+    _, printed = start(repository, "01", runs=2)
+    assert "01_profile_bottlenecks  running  run 1 of 2\n" in printed and "running  run 2 of 2\n" in printed
     assert results.newest(repository / "outputs/quick", FIRST)[0].parent.name == "0003" and len(sites) == 1
     before = contents(repository)
-    outcomes, printed = start(repository, "01", missing=True)
-    assert not outcomes["01"].ran and f"passed   not missing: {FIRST}/0003" in printed
+    statuses, printed = start(repository, "01", missing=True)
+    assert statuses == {"01": "passed"} and f"passed   not missing: {FIRST}/0003" in printed
     assert contents(repository) == before
-    assert start(repository, "01", missing=True, overrides=[("width", "11")])[0]["01"].ran
-    outcomes, _ = start(repository, "01", missing=True)  # with the first parameters, however many others there are
-    assert not outcomes["01"].ran
-
-
-def test_a_notebook_that_skips_itself_runs_once(repository, without_kernels):
-    outcomes, printed = start(repository, "02", runs=3)
-    assert outcomes["02"].status == "skipped" and printed.count("02_optimize_gnn  running") == 1
+    assert "not missing" not in start(repository, "01", missing=True, overrides=[("width", "11")])[1]
+    _, printed = start(repository, "01", missing=True)  # with the first parameters, however many others there are
+    assert "not missing" in printed
+    statuses, printed = start(repository, "02", runs=3)  # which skips itself
+    assert statuses == {"02": "skipped"} and printed.count("02_optimize_gnn         running") == 1
 
 
 def test_runs_of_other_code_or_input_files_are_not_pooled(tmp_path, monkeypatch):
@@ -199,8 +189,8 @@ def test_runs_of_other_code_or_input_files_are_not_pooled(tmp_path, monkeypatch)
         for content in ("1", "2"):
             notebook.touch()
             (tmp_path / name).write_text(content)
-            seen.add(runs.made_from(Notebook(notebook), values))
-            assert runs.made_from(Notebook(notebook), values) in seen
+            seen.add(runs.made_from(notebook, values))
+            assert runs.made_from(notebook, values) in seen
     assert len(seen) == 6
 
 
@@ -211,57 +201,53 @@ def test_a_failure_leaves_earlier_results_and_stands_beside_them_until_it_passes
     without_kernels.fail = "no luck"
     folder = repository / "outputs/quick"
     before = contents(folder)
-    outcomes, printed = start(repository, "01", "02", runs=2)
-    assert (outcomes["01"].status, outcomes["01"].reason) == ("failed", "no luck")
+    statuses, printed = start(repository, "01", "02", runs=2)
+    assert statuses == {"01": "failed", "02": "skipped"} and NEEDS.format("01") in printed
     assert "01_profile_bottlenecks  failed   T  no luck" in printed and "run 2 of 2" not in printed
-    assert outcomes["02"].reason == f"it needs {FIRST}, which is failed"
     result = results.read(results.newest(folder, FIRST)[1])
     assert (result.status, result.reason) == ("failed", "no luck")
     assert contents(folder).items() >= before.items() and len(results.runs_of(folder)[0][FIRST]) == 1
 
     without_kernels.fail = None
-    assert start(repository, "01")[0]["01"].status == "passed" and results.newest(folder, FIRST)[1] is None
+    assert start(repository, "01")[0] == {"01": "passed"} and results.newest(folder, FIRST)[1] is None
     shutil.rmtree(folder / FIRST)
-    unwritten = "it ended without writing result.json; its last cell has to call finish"
-    assert start(repository, "01")[0]["01"].reason == unwritten
+    assert "it ended without writing result.json; its last cell has to call finish" in start(repository, "01")[1]
 
 
 @pytest.mark.parametrize(
     ("mode", "status", "reason"),
     [
-        ("assert", "failed", r"AssertionError: one two \(cell \[3\]\)"),
-        ("exit", "failed", r"the kernel died \(exit code 3\); "),
-        (
-            "kill",
-            "failed",
-            r"the kernel was killed \(signal 9\): .* memory \([\d.]+ GiB free at its start\)",
-        ),
-        ("slow", "timeout", "not done after 3 seconds; the executed notebook shows"),  # one limit for all its cells
+        ("assert", "failed", r"cell \[3\]: AssertionError: one two$"),
+        ("abort", "failed", r"the kernel died: .* memory \([\d.]+ GiB were free at .*; it last said: bad_alloc$"),
+        ("slow", "timeout", r"not done after 3\.0 s; the executed notebook shows"),  # one limit for all its cells
     ],
 )
 def test_every_failure_has_a_reason_of_one_line(repository, monkeypatch, mode, status, reason):
     if mode == "slow":
         write_notebook(repository / f"notebooks/{FIRST}.ipynb", timeout_minutes=0.05)
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")  # asserts of notebooks hold even so
-    outcome = start(repository, "01", overrides=[("mode", mode)])[0]["01"]
-    assert outcome.status == status and re.match(reason, outcome.reason) and "\n" not in outcome.reason
+    assert start(repository, "01", overrides=[("mode", mode)])[0] == {"01": status}
     result = results.read(results.newest(repository / "outputs/quick", FIRST)[1])
-    assert (result.status, result.reason, result.parameters["mode"]) == (status, outcome.reason, mode)
+    assert (result.status, result.parameters["mode"]) == (status, mode)
+    assert re.match(reason, result.reason) and "\n" not in result.reason
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("raised", "reason"),
     [
         (("GnnlabError", "no edges in x.npz"), "no edges in x.npz"),
-        (("Unavailable", "needs openvino"), "needs openvino"),
-        (("ValueError", "a bug"), "ValueError: a bug (cell [2])"),
-        (("StopIteration", ""), "StopIteration (cell [2])"),
-        (("SystemExit", "3"), "sys.exit(3) in cell [2]"),
-        (("RuntimeError", "\x1b[31mmat1\x1b[0m\n  and mat2"), "RuntimeError: mat1 and mat2 (cell [2])"),
+        (("StopIteration", ""), "cell [2]: StopIteration:"),
+        (("RuntimeError", "mat1\n  and mat2"), "cell [2]: RuntimeError: mat1 and mat2"),
     ],
 )
-def test_an_error_of_a_cell_is_named_with_its_cell_and_one_of_ours_speaks_for_itself(error, reason):
-    assert runs._failure(*error, 2) == reason
+def test_an_error_of_a_cell_is_named_with_its_cell_and_one_of_ours_speaks_for_itself(
+    tmp_path, monkeypatch, raised, reason
+):
+    def execute_notebook(*_, **__):
+        raise papermill.PapermillExecutionError(1, 2, "source", *raised, [])
+
+    monkeypatch.setattr(papermill, "execute_notebook", execute_notebook)
+    assert runs.execute(tmp_path / "a", tmp_path / "b", {}, 1, tmp_path) == ("failed", reason)
 
 
 @pytest.fixture
@@ -275,7 +261,7 @@ def slow_run(repository):
     try:
         limit = time.monotonic() + 200
         while not (pid.exists() and pid.read_text()):
-            assert process.poll() is None and time.monotonic() < limit, "the notebook did not start"
+            assert process.poll() is None and time.monotonic() < limit, process.communicate()
             time.sleep(0.05)
         yield process, psutil.Process(int(pid.read_text()))
     finally:
@@ -298,7 +284,7 @@ def test_stopped_in_mid_run_finished_work_stays_and_neither_the_kernel_nor_a_hal
     if code == 130:
         assert printed.splitlines()[-1] == "stopped; 0 of 1 notebooks are done; the same command with --missing goes on"
         assert not list(folder.glob(".run-*"))
-    with results.Place(folder):  # the next run
+    with results.only_run(folder):  # the next one
         pass
     assert not list(folder.glob(".run-*"))
     assert {k: v for k, v in contents(folder).items() if k != "kernel.pid"} == before
@@ -308,21 +294,24 @@ def test_stopped_in_mid_run_finished_work_stays_and_neither_the_kernel_nor_a_hal
 
 
 def test_a_need_without_results_is_named_and_a_notebook_without_a_parameter_file_is_skipped(repository):
-    outcomes, _ = start(repository, "01", params_set="npu")
-    assert outcomes["01"].status == "skipped" and outcomes["01"].reason == f"npu has no {FIRST}.yaml"
+    statuses, printed = start(repository, "01", params_set="npu")
+    assert statuses == {"01": "skipped"} and f"skipped  npu has no {FIRST}.yaml" in printed
     shutil.rmtree(repository / "outputs")
-    outcomes, printed = start(repository, "02")
-    assert outcomes["02"].reason == "run 01 first: gnnlab run 01 --params quick"
-    assert not outcomes["02"].ran and "02_optimize_gnn  skipped  run 01 first" in printed
+    assert f"02_optimize_gnn         skipped  {NEEDS.format('01')}" in start(repository, "02")[1]
 
 
-def test_every_parameter_is_checked_before_anything_is_touched(repository, without_kernels):
+def test_every_parameter_and_the_limit_of_open_files_are_checked_before_anything_is_touched(
+    repository, without_kernels, monkeypatch
+):
     before = contents(repository)
     with refused("did you mean width"):
         start(repository, overrides=[("widht", "4")])
     (repository / f"params/quick/{THIRD}.yaml").write_text("width: 1e9")
     with refused(rf"{THIRD}\.yaml: width: got .* allowed is a whole number, 1..64"):
         start(repository)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (64, 4096))
+    with refused("only 64 files may be open at once; notebooks need 256: `ulimit -n 1024`"):
+        start(repository, "01")
     (repository / f"params/quick/{THIRD}.yaml").write_text('width: "10"\n')
     assert contents(repository) == before and not without_kernels.runs
 
@@ -332,13 +321,7 @@ def test_a_user_whom_the_system_does_not_know_gets_a_home_for_the_time_of_the_ru
     monkeypatch.setenv("USER", "")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     seen = []
-    monkeypatch.setattr(runs, "execute", lambda *_: seen.append(Path(os.environ["HOME"]).is_dir()) or ("failed", ""))
+    execute = lambda *_: seen.append(Path(os.environ["HOME"]).is_dir()) or (Status.FAILED, "")  # noqa: E731
+    monkeypatch.setattr(runs, "execute", execute)
     start(repository, "01")
     assert seen == [True]
-
-
-def test_too_few_open_files_are_named_before_anything_runs(repository, without_kernels, monkeypatch):
-    monkeypatch.setattr("resource.getrlimit", lambda _: (64, 4096))
-    with refused("only 64 files may be open at once; notebooks need 256: `ulimit -n 1024`"):
-        start(repository, "01")
-    assert not without_kernels.runs

@@ -14,6 +14,7 @@ from gnnlab import Lab
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.lab import ledger, results, session, study
 from gnnlab.lab.results import Status
+from gnnlab.measure import race
 from gnnlab.measure.conditions import under
 
 X = torch.arange(12.0).reshape(4, 3)
@@ -28,7 +29,11 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for module in (session, study):
         monkeypatch.setattr(module, "display", lambda *_, **__: None)
-    return Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"})
+    return _session()
+
+
+def _session(folder="outputs/quick", size=4):
+    return Lab("01_profile_bottlenecks", {"size": size, "output_dir": folder})
 
 
 def _figure(title):
@@ -38,20 +43,26 @@ def _figure(title):
     return fig
 
 
-def test_everything_recorded_is_in_the_file_with_its_samples(lab):
+def _record(lab, title="A finding"):
+    lab.figure(_figure(title), "times", alt="A line that goes up from one to two.", key=True)
+
+
+def test_everything_recorded_is_in_the_file_with_its_samples_once(lab):
+    for value in (1, 169_856):  # what is recorded again replaces the first
+        lab.count("symptom_size", {"parameters": value})
+        _record(lab, f"Of {value}")
     lab.samples("forward", "mine", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], unit="ms", notes=["noisy"])
-    lab.count("symptom_size", {"parameters": 169_856})
-    lab.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.", key=True)
     assert results.newest(lab.folder, lab.notebook) == (None, None)  # before the end nothing is
     path = lab.finish()
     result = results.read(path)
     assert result.status == "passed" and result.params_set == "quick" and result.parameters["size"] == 4
-    forward, counted = result.rows
+    counted, forward = result.rows
     assert (forward.value, forward.n, forward.origin, forward.better) == (3.5, 6, "measured", "lower")
     assert forward.notes == ["noisy"] and forward.device.startswith("CPU ") and forward.runtime.startswith("torch ")
     assert (counted.value, counted.interval, counted.origin) == (169_856, "exact", "counted")
     assert results.table_of(path, result).samples_of(forward).tolist() == [1, 2, 3, 4, 5, 6]
-    assert result.figures[0].title == "A finding" and (path.parent / result.figures[0].png).exists()
+    (figure,) = result.figures
+    assert figure.title == "Of 169856" and figure.png == "figures/01_times.png" and (path.parent / figure.png).exists()
     assert result.environment["versions"]["torch"] and "finished" in result.environment
 
 
@@ -59,13 +70,12 @@ def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_
     earlier = lab.finish()
     before = earlier.read_bytes()
     (lab.folder / "stages").mkdir()
-    mine = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/lab"})
-    other = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/mine"})
+    mine, other = _session("outputs/lab"), _session("outputs/mine")
     assert mine.need("01").run == lab.begun.run and mine.left("stages") == lab.folder / "stages"
     assert other.left("stages") == other.folder / "stages"
     with pytest.raises(GnnlabError, match="gnnlab run 01"):
         other.need("01")
-    mine.figure(_figure("A finding"), "times", alt="A line that goes up from one to two.")
+    _record(mine)
     (mine.folder / "stages").mkdir()
     for _ in range(2):  # the last cell may be run again
         path = mine.finish()
@@ -80,43 +90,40 @@ def test_a_run_by_hand_stands_alone_and_says_how_to_get_its_report(lab, monkeypa
     said = []
     monkeypatch.setattr(session, "display", lambda shown, **_: said.append(getattr(shown, "data", "")))
     for _ in range(2):  # cells may have changed between them
-        path = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"}).finish()
+        path = _session().finish()
     assert results.newest(lab.folder, lab.notebook) == (path, None) and len(results.paths(lab.folder)) == 2
     assert len(results.runs_of(lab.folder)[0][lab.notebook]) == 1
     assert said[-1].endswith(": `gnnlab report outputs/quick`")
 
 
-def test_an_output_folder_may_begin_with_the_home_of_the_user(lab, tmp_path, monkeypatch):
+def test_outputs_may_go_below_the_home_of_the_user_and_under_the_runner_wait_where_it_says(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    mine = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "~/mine"})
+    mine = _session("~/mine")
     assert mine.folder == tmp_path / "home/mine" and mine.finish().is_relative_to(mine.folder)
-
-
-def test_under_the_runner_results_wait_where_it_says(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("GNNLAB_RUN", str(tmp_path / "waits"))
-    under_runner = Lab("01_profile_bottlenecks", {"size": 4, "output_dir": "outputs/quick"})
+    under_runner = _session()
     assert under_runner.finish() == tmp_path / "waits/result.json" and under_runner.finish().exists()
     assert results.paths(lab.folder) == []
 
 
-def test_what_is_recorded_again_replaces_the_first(lab):
-    for value in (1, 2):
-        lab.count("a", {"b": value})
-        lab.figure(_figure(f"figure {value}"), "times", alt="A line that goes up from one to two.")
-    assert [row.value for row in lab.table] == [2] and [f.title for f in lab.figures] == ["figure 2"]
-
-
-def test_a_race_records_every_form_in_every_cell(lab):
-    forms = {"base": lambda x: x * 2, "mine": lambda x: x + x, "wrong": lambda x: x}
-    raced = lab.race("doubled", forms, {"4 rows": {"x": X}, "2 rows": {"x": X[:2]}}, key="rows", budget_s=0.01)
+def test_a_race_records_every_form_in_every_cell_and_what_it_is_a_choice_for(lab):
+    forms = {"base": nn.Identity(), "mine": lambda input: input + 0, "wrong": lambda input: input * 2}
+    over = {n: {"input": torch.ones(n)} for n in (10, 100)}
+    raced = lab.race("copy", forms, over, key="rows", budget_s=0.01, purpose="a copy of {rows}")
     assert [row.form for row in raced.rows] == ["base", "A/A", "mine", "wrong"] * 2
     mine = raced.rows[2]
-    assert mine.keys == {"rows": "4 rows"} and mine.baseline == "base" and mine.parity_error == 0
-    assert mine.ratio_low <= mine.ratio <= mine.ratio_high
-    assert len(lab.table.samples_of(mine)) == mine.n >= 12
+    assert mine.keys == {"rows": 10} and mine.baseline == "base" and mine.parity_error == 0
+    assert mine.ratio_low <= mine.ratio <= mine.ratio_high and len(lab.table.samples_of(mine)) == mine.n >= 12
     assert "differs from that of base" in raced.failed["wrong"] and raced.rows[3].status == "failed"
+    raced.plot()
+    raced.plot("value", x="rows")
+    assert [f.name for f in lab.figures] == ["copy", "copy-value"] and lab.figures[1].alt.startswith("Lines over rows")
+    assert "mine" in lab.figures[0].alt and "base" in lab.figures[0].title
+    lab.race("unsaid", forms, {"4 rows": (X,)}, budget_s=0.01)
     path = lab.finish()
-    table = results.table_of(path, results.read(path))
+    result = results.read(path)
+    table = results.table_of(path, result)
+    assert result.purposes == {"copy": "a copy of {rows}"}
     assert not [line for row in table for line in ledger.differences(row, table)]
 
 
@@ -130,20 +137,6 @@ def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
     assert (rows["bound"].runtime, rows["bound"].threads, rows["bound"].precision) == ("by hand", 1, "int8")
     assert rows["base"].precision == "float32" and rows["A/A"].runtime == rows["base"].runtime
     assert (rows["absent"].status, rows["absent"].reason) == ("unavailable", "no such device here")
-
-
-def test_what_a_race_is_a_choice_for_is_in_the_result_and_an_added_form_in_figure_and_table(lab):
-    forms = {"base": nn.Identity(), "mine": lambda input: input + 0}
-    over = {n: {"input": torch.ones(n)} for n in (10, 100)}
-    raced = lab.race("copy", forms, over, key="rows", budget_s=0.01, purpose="a copy of {rows}")
-    raced.plot()
-    raced.plot("value", x="rows")
-    assert [f.name for f in lab.figures] == ["copy", "copy-value"] and lab.figures[1].alt.startswith("Lines over rows")
-    assert (
-        "mine" in lab.figures[0].alt and "base" in lab.figures[0].title and "mine" in raced.tabulated()["form"].tolist()
-    )
-    lab.race("unsaid", forms, {"4 rows": (X,)}, budget_s=0.01)
-    assert results.read(lab.finish()).purposes == {"copy": "a copy of {rows}"}
 
 
 def test_rows_of_a_frame_are_recorded_under_the_names_of_their_fields(lab):
@@ -166,7 +159,7 @@ def test_a_device_by_its_kind_becomes_its_name(lab, device, name):
 
 def test_a_session_does_not_begin_with_parameters_that_are_not_allowed(lab):
     with pytest.raises(GnnlabError, match="size"):
-        Lab("01_profile_bottlenecks", {"size": 11, "output_dir": "o"})
+        _session("o", size=11)
 
 
 def test_skipping_writes_the_reason_and_empties_later_cells(lab, monkeypatch):
@@ -191,27 +184,20 @@ def test_verdicts_are_those_of_this_run(lab, monkeypatch):
     assert displayed[0].loc["gat.output", "verdict"] == "untestable here"
 
 
-def test_products_in_tf32_are_said_in_the_rows_of_a_card_and_of_a_cpu_only_that_they_are_relaxed(lab):
+def test_rows_name_the_card_that_was_waited_for_and_products_that_are_less_exact(lab, monkeypatch):
     lab.environment["devices"] = [{"kind": "CPU", "name": "P"}, {"kind": "CUDA", "name": "NVIDIA H100"}]
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
         lab.samples("forward", "mine", [1.0] * 6, unit="ms", device="cuda:0")
         model = nn.Linear(3, 2)
-        lab.race("raced", {"a": model, "b": under(model, threads=1)}, {"x": (X,)}, budget_s=0.01)
+        on_cpu = lab.race("raced", {"a": model, "b": under(model, threads=1)}, {"x": (X,)}, budget_s=0.01)
     finally:
         torch.set_float32_matmul_precision(before)
-    (row,), raced = lab.study("forward").rows, lab.study("raced").rows
+    (row,) = lab.study("forward").rows
     assert (row.device, row.precision) == ("CUDA NVIDIA H100", "float32, matmul precision high (TF32)")
-    assert {(one.device, one.precision) for one in raced} == {("CPU P", "float32, matmul precision high")}
-
-
-def test_a_race_that_names_no_device_has_rows_of_the_one_that_was_waited_for(lab, monkeypatch):
-    from gnnlab.measure import race
-
-    lab.environment["devices"] = [{"kind": "CUDA", "name": "NVIDIA H100"}]
+    assert {(one.device, one.precision) for one in on_cpu.rows} == {("CPU P", "float32, matmul precision high")}
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(race, "device_of", lambda *_: torch.device("cuda", 0))
-    assert [row.device for row in lab.race("raced", {"a": abs, "b": abs}, {"x": (X,)}, budget_s=0.01).rows] == [
-        "CUDA NVIDIA H100"
-    ] * 3
+    on_card = lab.race("there", {"a": abs, "b": abs}, {"x": (X,)}, budget_s=0.01)
+    assert [row.device for row in on_card.rows] == ["CUDA NVIDIA H100"] * 3

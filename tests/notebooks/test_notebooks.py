@@ -24,11 +24,10 @@ FAST = {"budget_s": 0.01}
 UNITS = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU", "simulated:NPU"]
 STAGES = {"features": 64, "sizes": ["200/500", "300/2000"]}  # of notebooks 04 to 06, which read each other's
 SMALL = {  # beside the quick parameters, by number; forms that claims name stay
-    "01": {"graphs": ["symptoms"], "scaling_nodes": [20, 40, 80, 160], "scaling_edges": [200, 400, 800, 1600]}
-    | {"scaling_layers": [1, 2, 3, 4], **FAST},
+    "01": {"graphs": ["symptoms"], "varied": ["nodes", "degrees"], "scaling_nodes": [20, 40, 80, 160], **FAST},
     "02": {"batch_sizes": [1, 32], "sizes": ["1000/1000"], "features": [64], "gat_sizes": ["58/776"], "layers": 1}
     | {"sage_sizes": ["1000/1000"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
-    "03": {"rows": 2000, "epochs": 1, "seeds": 2, "fm_batches": [64], "many_batches": [64], "pass_rows": 256, **FAST},
+    "03": {"rows": 2000, "epochs": 1, "seeds": 2, "fm_batches": [64], "pass_rows": 256, **FAST},
     "04": STAGES | FAST,
     "05": {"units": UNITS, "race_budget_s": 0.01, **STAGES, **FAST},
     "06": {"grid": ["250/1000"], "copies_mib": [0.1], "off_grid": 1, "points": 2, **FAST},
@@ -76,9 +75,9 @@ def nbval(notebook):
 def run(notebook, folder):
     """Run a notebook, after those that it needs; the one that has run is not run again."""
     if not results.paths(folder / "out", notebook.stem):
-        known = discovery.notebooks(ROOT)
-        for number in known[notebook.stem[:2]].needs:
-            run(known[number].path, folder)
+        needs = parameters.about(notebook).get("needs", [])
+        for needed in discovery.notebooks(ROOT, needs) if needs else []:
+            run(needed, folder)
         done = nbval(prepared(notebook, folder))
         assert done.returncode == 0, done.stdout[-4000:]
     return results.read(run_folders.newest(folder / "out", notebook.stem))
