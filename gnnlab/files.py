@@ -24,9 +24,8 @@ MADE_FROM = "made_from.json"  # in a folder of `made_once`: its key
 
 
 def write_atomically(path: Path, write: Callable[[Any], None], mode: str = "w") -> None:
-    """Write a file by `write(open file)` into a temporary file beside it, which then takes its place.
-
-    On any error the file at `path` stays as it was; `GnnlabError` says what happened where the system refused.
+    """Write a file by `write(open file)` into a temporary file beside it, which then takes its place. On any error the
+    file at `path` stays as it was; `GnnlabError` says what happened where the system refused.
     """
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -63,9 +62,8 @@ def read_json(path: Path, remedy: str) -> Any:
 def locked(folder: Path, doing: str) -> Iterator[bool]:
     """Hold `folder` (made where missing) for this process; `doing` completes the line that another one gets.
 
-    The operating system releases the lock when the process ends, however it ends. A file system that has no locks (some
-    of clusters) is no hindrance: it gives False, and a line on standard error says so. Raises `GnnlabError`: "another
-    process measures into outputs/quick".
+    The operating system releases the lock when the process ends, however it ends. On a file system without locks (some
+    of clusters) it gives False, and a line on standard error says so.
     """
     from filelock import FileLock, Timeout
 
@@ -108,7 +106,7 @@ def made_once(place: Path, key: Mapping[str, Any], build: Callable[[Path], None]
     Returns the seconds that it took, 0 where it was there. With `anew` it is built in any case. It is put in place by
     renaming: a kill leaves a whole folder or none.
     """
-    place, made_from = Path(place), json.loads(json.dumps(key))
+    made_from = json.loads(json.dumps(key))
     with suppress(OSError, ValueError):
         if not anew and json.loads((place / MADE_FROM).read_text(encoding="utf-8")) == made_from:
             return 0.0

@@ -146,8 +146,10 @@ def page(document: Mapping[str, Any]) -> str:
     for id, heading, part in parts(rows):
         named = ("goal", "wanted") if id == "goals" else ("claim", "claimed")
         columns = ("verdict", "of", *named, "measured", "95 % interval", "runs")
-        cells = [(_verdict(r), r.of, r.statement, r.claimed_text, r.measured or "not here", r.interval) for r in part]
-        cells = [(*cell, r.runs or "") for cell, r in zip(cells, part, strict=True)]
+        cells = [
+            (_verdict(r), r.of, r.statement, r.claimed_text, r.measured or "not here", r.interval, r.runs or "")
+            for r in part
+        ]
         lines += ["", f"## {heading}", "", *markdown(columns, cells)]
     environment = markdown(("", ""), provenance.in_rows(document["environment"]))
     return "\n".join([*lines, "", "## Environment", "", *environment, ""])

@@ -75,28 +75,19 @@ def test_a_file_system_without_locks_is_no_hindrance_and_is_named(tmp_path, monk
 # ---- made once
 
 
-def write(text):
-    return lambda folder: (folder / "model.bin").write_text(text)
-
-
-def never(folder):
-    raise AssertionError("made again")
-
-
-def test_what_is_there_and_made_from_the_same_is_not_made_again(tmp_path):
+def test_a_folder_is_made_again_where_its_key_has_changed_and_a_kill_halfway_leaves_none(tmp_path):
     place = tmp_path / "models/a"
-    assert files.made_once(place, {"kind": "onnx", "sizes": (1, 2)}, write("one")) > 0
-    assert files.made_once(place, {"sizes": [1, 2], "kind": "onnx"}, never) == 0
-    for key, anew in (({"kind": "ir"}, False), ({"kind": "ir"}, True)):
-        assert files.made_once(place, key, write("two"), anew=anew) > 0
-    assert (place / "model.bin").read_text() == "two" and list(place.parent.iterdir()) == [place]
-
-
-def test_a_kill_halfway_leaves_no_folder(tmp_path):
-    place = tmp_path / "a"
-    dies = f"import os; from gnnlab.files import made_once; made_once({str(place)!r}, {{}}, lambda folder: os._exit(9))"
-    assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == 9
-    assert not place.exists() and files.made_once(place, {}, write("one")) > 0
+    dies = f"import os, pathlib; from gnnlab.files import made_once; place = pathlib.Path({str(place)!r}); "
+    dies += "made_once(place, {}, lambda folder: os._exit(9))"
+    assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == 9 and not place.exists()
+    made = 0
+    first, same, other = {"kind": 1, "sizes": (1, 2)}, {"sizes": [1, 2], "kind": 1}, {"kind": 2}
+    for key, anew, again in ((first, False, True), (same, False, False), (other, False, True), (other, True, True)):
+        made += again
+        text = str(made)
+        seconds = files.made_once(place, key, lambda to, text=text: (to / "m.bin").write_text(text), anew=anew)
+        assert (seconds > 0) == again and (place / "m.bin").read_text() == text
+    assert list(place.parent.iterdir()) == [place]
 
 
 def test_a_digest_tells_values_and_contents_apart_and_not_the_order_of_keys(tmp_path):
@@ -108,13 +99,13 @@ def test_a_digest_tells_values_and_contents_apart_and_not_the_order_of_keys(tmp_
         files.digest({"ms": math.nan})
 
 
-def test_json_that_cannot_be_read_says_what_to_do(tmp_path):
-    for name, content, part in (
-        ("a", None, "could not read"),
-        ("b", "{", "is damaged"),
-        ("c", "[" * 10**5, "is damaged"),
-    ):
-        if content is not None:
-            (tmp_path / name).write_text(content)
-        with refused(f"{part}.*; run it again$"):
-            files.read_json(tmp_path / name, "run it again")
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [(None, "could not read"), ("{", "is damaged"), ("[" * 10**5, "is damaged")],
+    ids=["no", "{", "["],
+)
+def test_json_that_cannot_be_read_says_what_to_do(tmp_path, content, part):
+    if content is not None:
+        (tmp_path / "a").write_text(content)
+    with refused(f"{part}.*; run it again$"):
+        files.read_json(tmp_path / "a", "run it again")

@@ -32,11 +32,8 @@ class Request(NamedTuple):
 
 def request(numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[str, str]] = ()) -> Request:
     """Check everything that is asked for: notebooks by number (none: all), a parameter set, which is a name or a folder
-    with files named as the notebooks, and (name, text) pairs, each for the notebooks that declare it. Raises
-    `GnnlabError`, one line.
-
-    A file of the set goes before the default of a notebook, a pair before both. Files that belong to no notebook would
-    be ignored: they are refused. Results go to the `output_dir` that the parameters give, else to `outputs/<set>`.
+    with files named as the notebooks, and (name, text) pairs, each for the notebooks that declare it. A pair goes
+    before a file, a file before the default. Raises `GnnlabError`, one line.
     """
     base = root()
     params = base / "params" / params_set

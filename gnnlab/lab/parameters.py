@@ -96,10 +96,8 @@ def about(path: Path) -> dict[str, Any]:
 
 
 def declared(path: Path) -> dict[str, Parameter]:
-    """The parameters that a notebook declares, by name, in its order.
-
-    Raises `GnnlabError` when the file is no notebook, has not exactly one cell tagged `parameters`, or when a line
-    of that cell is not a declaration (the message shows the line).
+    """The parameters that a notebook declares, by name, in its order. Raises `GnnlabError`: the file is no notebook, has
+    not exactly one cell tagged `parameters`, or a line of that cell is no declaration.
     """
     tagged = [cell for cell in notebook(path)["cells"] if "parameters" in cell["metadata"].get("tags", [])]
     if len(tagged) != 1:
@@ -119,10 +117,7 @@ def declared(path: Path) -> dict[str, Parameter]:
 
 
 def check(given: Mapping[str, Any], declared: Mapping[str, Parameter]) -> dict[str, Any]:
-    """Every declared parameter with its value: the given one, understood by its type, or the default.
-
-    Raises `GnnlabError`, one line: the parameter, what was given, what is allowed; or the closest name that exists.
-    """
+    """Every declared parameter with its value: the given one, understood by its type, or the default. `GnnlabError`."""
     for name in given:
         if name not in declared:
             raise GnnlabError(unknown(name, declared))
@@ -139,7 +134,7 @@ def read(path: Path, declared: Mapping[str, Parameter]) -> dict[str, Any]:
     """The parameters of a YAML file of `name: value` lines in UTF-8, checked; those that it leaves out are left out.
 
     The declared type says what a value is, not YAML: 1e-3 is a number where one is wanted, `yes` and 010 are the text
-    of a text. Raises `GnnlabError`, with the file: it is no such file, a name stands twice, or `check` refuses a value.
+    of a text. Raises `GnnlabError`, with the file.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

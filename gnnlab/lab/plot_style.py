@@ -8,7 +8,6 @@ interpolated, extrapolated, simulated and predicted ones are hatched or hollow, 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -21,7 +20,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -31,7 +29,7 @@ from gnnlab.files import write_atomically
 
 from .results import FigureRecord
 from .table import Origin
-from .text import digits, number, size
+from .text import digits, named, number, size
 
 SURFACE, INK, MUTED = "#fcfcfc", "#1d2126", "#646b75"
 WIDTH, DPI = 6.0, 240  # inches, narrow enough for letters that can be read on a phone; 1,440 dots
@@ -91,7 +89,6 @@ def save(
 def new_figure(title: str, height: float = 3.6, **grid: Any) -> tuple[Figure, Any]:
     """A figure under its title, which states the finding, and its axes, or what `Figure.subplots` makes of `grid`."""
     fig = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(fig)
     fig.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     fig.suptitle(title, x=0.012, ha="left", fontsize=10, fontweight="bold", wrap=True)
     return fig, fig.subplots(**grid)
@@ -121,11 +118,11 @@ def bar(colour: str, origin: Origin, hatch: str = "") -> dict[str, Any]:
 
 
 def prepared(frame: pd.DataFrame, hue: str | None = None) -> pd.DataFrame:
-    """The frame with its series (column `hue`) and origins, as `_series` and `_origin`. Counted is drawn as measured,
-    and so is what names no origin."""
-    named = [Origin(value) for value in frame.get("origin", [Origin.MEASURED] * len(frame))]
-    drawn = [Origin.MEASURED if origin is Origin.COUNTED else origin for origin in named]
-    return frame.assign(_series=frame[hue] if hue else "", _origin=drawn)
+    """The frame with its series (column `hue`) as a legend says them and its origins, as `_series` and `_origin`.
+    Counted is drawn as measured, and so is what names no origin."""
+    given = [Origin(value) for value in frame.get("origin", [Origin.MEASURED] * len(frame))]
+    drawn = [Origin.MEASURED if origin is Origin.COUNTED else origin for origin in given]
+    return frame.assign(_series=[named(hue, value) for value in frame[hue]] if hue else "", _origin=drawn)
 
 
 def label(series: Any, origin: Origin) -> str:
@@ -183,14 +180,9 @@ def scale(axis: Axis, log: bool, values: np.ndarray, sizes: bool = False) -> Non
     axis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if sizes else number(value)))
 
 
-def wrapped(text: Any) -> str:
-    """`text` in lines short enough for the label of a bar."""
-    return textwrap.fill(str(text), 32)
-
-
-def categories(ax: Axes, labels: Iterable[Any], at: Sequence[float], last: float) -> None:
+def categories(ax: Axes, labels: Iterable[str], at: Sequence[float], last: float) -> None:
     """Labels down the y axis, on which rows are at 0 to `last`."""
-    ax.set_yticks(at, [wrapped(text) for text in labels])
+    ax.set_yticks(at, labels)
     ax.set_ylim(last + (1 + GAP) / 2, -(1 + GAP) / 2)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x")

@@ -28,7 +28,7 @@ from .plot_style import INK, MUTED, STAR, SURFACE, styled
 from .table import Origin
 from .text import axis_label, number, plain
 
-LINE_INCHES = 0.15  # of a line of a label
+LINE_INCHES, LABEL_LETTERS = 0.15, 32  # of a line of a label
 DASHES = ("-", "--", "-.", ":")
 
 
@@ -48,7 +48,8 @@ def bars(
     frame = frame.iloc[np.lexsort([frame[column].factorize()[0] for column in ("_series", y)])]
     frame = frame.assign(place=np.arange(len(frame)) + style.GAP * frame[y].factorize()[0])
     centres, least = frame.groupby(y, sort=False)["place"].mean(), frame.groupby(y).size().min()
-    lines = max(style.wrapped(name).count("\n") + 1 for name in centres.index)
+    labels = [textwrap.fill(name, LABEL_LETTERS) for name in centres.index]
+    lines = 1 + max(label.count("\n") for label in labels)
     step = max(0.2 if hue else 0.27, LINE_INCHES * lines / (least + style.GAP))
     fig, ax = style.new_figure(title, max(2.2, 1.5 + step * (frame["place"].max() + 1)))
     if base:
@@ -71,7 +72,7 @@ def bars(
         far = np.maximum(values + np.nan_to_num(reach[1]), base)
         for words, *at in zip(style.numbers(part, sizes), far, places, strict=True):
             style.note(ax, words, at, 7 if points else 4)
-    style.categories(ax, centres.index, centres, frame["place"].max())
+    style.categories(ax, labels, centres, frame["place"].max())
     ends = frame.filter(["value", "low", "high"]).to_numpy(float).ravel()
     style.scale(ax.xaxis, log, np.concatenate([ends, *frame.get("samples", [])]), sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
@@ -234,7 +235,7 @@ def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, **look: Any) ->
     lines, numbers = {"linewidths": 1, "linecolor": SURFACE}, {"fontsize": 7, "color": INK}
     seaborn.heatmap(shades, annot=words.fillna(""), fmt="", cbar=False, annot_kws=numbers, ax=ax, **lines, **look)
     ax.set(facecolor=EMPTY, xlabel="", ylabel="")
-    ax.set_yticks(ax.get_yticks(), [style.wrapped(name) for name in words.index], rotation=0)
+    ax.set_yticks(ax.get_yticks(), [textwrap.fill(str(name), LABEL_LETTERS) for name in words.index], rotation=0)
     ax.tick_params(length=0, labelsize=7.5)
     ax.spines[:].set_visible(False)
     return ax.collections[0]

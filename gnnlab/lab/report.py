@@ -216,10 +216,8 @@ def _findings(result: ResultFile) -> list[Finding]:
     """What each study with a baseline says, a line each; those with a gain first."""
     table, titles = Table(result.rows), {figure.name: figure.title.partition(":")[0] for figure in result.figures}
     studies = dict.fromkeys(row.study for row in table if row.ratio is not None and row.form != CONTROL)
-    found = []
-    for study in (Study(name, table.select(name), label=titles.get(name, "")) for name in studies):
-        pays = study.fastest() is not None
-        found.append(Finding(study.name, study.finding(), pays, _anchor(result, study.name)))
+    of_rows = [Study(name, table.select(name), label=titles.get(name, "")) for name in studies]
+    found = [Finding(one.name, one.finding(), one.fastest() is not None, _anchor(result, one.name)) for one in of_rows]
     return sorted(found, key=lambda one: not one.pays)
 
 
@@ -229,8 +227,7 @@ def noise(result: ResultFile) -> str | None:
     seen = [f"{when}, {busy}" for when, state in states if (busy := machine.busy(state))]
     off = [abs(row.ratio - 1) for row in result.rows if row.form == CONTROL and row.ratio is not None]
     if off and median(off) > NOISY:
-        typical = f" in the median of {len(off)} cases" if len(off) > 1 else ""
-        seen.append(f"a variant timed against itself (A/A) differs by {100 * median(off):.0f} %{typical}")
+        seen.append(f"a variant timed against itself (A/A) differs by {100 * median(off):.0f} % in the median")
     advice = "Trust ratios more than times; run it again when it is quiet."
     return f"Measured on a busy machine: {'; '.join(seen)}. {advice}" if seen else None
 
@@ -245,12 +242,10 @@ def distance_to_claim(row: Judged) -> float:
         return -1.0
     low, high = (row.value, row.value) if row.low is None else (row.low, row.high)
     least, most = row.claimed or (NO_GAIN_BELOW, None)
-    if least is not None and high < least:
-        near, claimed = high, least
-    elif most is not None and low > most:
-        near, claimed = low, most
-    else:
+    below, above = least is not None and high < least, most is not None and low > most
+    if not (below or above):
         return 0.0
+    near, claimed = (high, least) if below else (low, most)
     if row.metric in RATIOS and near > 0 and claimed > 0:
         return abs(math.log(near / claimed))
     return math.log1p(abs(near - claimed) / (abs(claimed) or 1.0))
@@ -284,10 +279,8 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
 
 
 def _one_of_a_study(rows: Sequence[Judged]) -> list[Judged]:
-    first: dict[str, Judged] = {}
-    for row in rows:
-        first.setdefault(row.study, row)
-    return list(first.values())
+    first = {row.study: row for row in reversed(rows)}
+    return [row for row in rows if first[row.study] is row]
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------

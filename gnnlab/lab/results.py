@@ -2,10 +2,9 @@
 
     outputs/quick/02_optimize_gnn/0007/     result.json  samples.parquet  notebook.ipynb  figures/
 
-The JSON is the truth of a run (its schema: `docs/result-file.schema.json`); ledger, reports and comparisons are
-computed from it. The newest run that passed is the result; earlier ones that were made alike are pooled with it
-(`runs_of`). A run that failed stands beside them. Runs are written to a temporary folder and renamed, so a crash never
-leaves a half-written one. Their names are numbers, one above the last, so that no clock decides which is the newest.
+The JSON is the truth of a run (its schema: `docs/result-file.schema.json`). The newest run that passed is the result;
+earlier ones that were made alike are pooled with it. Runs are written to a temporary folder and renamed, so a crash
+never leaves a half-written one. Their names are numbers, one above the last: no clock decides which is the newest.
 """
 
 from __future__ import annotations
@@ -60,12 +59,9 @@ class FigureRecord(Strict):
 
 
 class ResultFile(Strict):
-    """`result.json`: everything one run of one notebook found. `run` tells it from every other run.
+    """`result.json`: everything one run of one notebook found. `run` tells it from every other run."""
 
-    Fields of other versions are left out when it is read.
-    """
-
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore")  # fields of other versions
 
     schema_version: Literal[2] = SCHEMA_VERSION
     run: str
@@ -194,8 +190,7 @@ def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], li
     Beside the newest that did not fail, those count that were made as it was: with the same parameters, code, input
     files and versions, on the same machine with as many cores and threads.
     """
-    by_notebook: dict[str, list[tuple[ResultFile, Table]]] = {}
-    problems: list[str] = []
+    by_notebook, problems = {}, []
     for path in paths(folder):
         try:
             result = read(path)
@@ -210,8 +205,7 @@ def runs_of(folder: Path) -> tuple[dict[str, list[tuple[ResultFile, Table]]], li
 
 def made_as(result: ResultFile) -> list[Any]:
     """What decides over the numbers of a run; what it did not record is None."""
-    seen = result.environment
-    cpu = seen.get("cpu") or {}
+    seen, cpu = result.environment, result.environment.get("cpu") or {}
     machine = [cpu.get(name) for name in ("model", "cores", "logical", "usable", "quota")]
     others = [seen.get(name) for name in ("threads", "omp_num_threads", "devices", "python", "versions")]
     return [result.parameters, result.made_from or seen.get("commit"), *machine, *others]

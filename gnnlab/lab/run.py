@@ -48,10 +48,9 @@ def run(
     """Run the notebooks `numbers` (none: all) with a parameter set, and render the site of its results after each; how
     each ended, by its number.
 
-    Every parameter file is checked before anything executes or is written: `GnnlabError`, one line. Each notebook runs
-    `runs` times, each in a kernel of its own; with `missing` only one that has no passed run with these parameters.
-    `overrides` are (name, text) pairs as from a command line. Files and modules that parameters name are looked for in
-    the current folder. Ctrl-C and SIGTERM keep what is done and pass through as `KeyboardInterrupt`.
+    Every parameter is checked before anything executes or is written: `GnnlabError`, one line. Each notebook runs
+    `runs` times; with `missing` only one that has no passed run with these parameters. `overrides` are (name, text)
+    pairs. Ctrl-C and SIGTERM keep what is done and pass through as `KeyboardInterrupt`.
     """
     request = discovery.request(numbers, params_set, overrides)
     if sys.platform != "win32":
@@ -70,14 +69,14 @@ def run(
         try:
             for notebook in request.chosen:
                 if left_out := _left_out(request, notebook, statuses, missing):
-                    statuses[notebook.stem[:2]], reason = left_out
-                    _say(notebook, left_out[0].ljust(7), reason)
+                    statuses[notebook.stem[:2]] = left_out[0]
+                    _say(notebook, *left_out)
                     continue
                 for turn in range(1, runs + 1):
                     _say(notebook, "running", f"run {turn} of {runs}" if runs > 1 else None)
                     result = _run_once(request, notebook, Path(scratch))
                     statuses[notebook.stem[:2]] = result.status
-                    _say(notebook, result.status.ljust(7), duration(result.seconds), result.reason)
+                    _say(notebook, result.status, duration(result.seconds), result.reason)
                     if result.status is not Status.PASSED:
                         break
                 page = build_site(request.folder)
@@ -89,19 +88,19 @@ def run(
     return statuses
 
 
-def _say(notebook: Path, *words: str | None) -> None:
+def _say(notebook: Path, word: str, *notes: str | None) -> None:
     """ "01_profile_bottlenecks  passed   41 s"."""
-    print("  ".join([notebook.stem.ljust(WIDTH), *filter(None, words)]), flush=True)
+    print("  ".join([notebook.stem.ljust(WIDTH), word.ljust(7), *filter(None, notes)]).rstrip(), flush=True)
 
 
 def _left_out(
-    request: Request, notebook: Path, statuses: Mapping[str, Status], missing: bool
+    request: Request, notebook: Path, ended: Mapping[str, Status], missing: bool
 ) -> tuple[Status, str] | None:
     """The status of a notebook that cannot run, or with `missing` need not, and why."""
     if not (request.params / f"{notebook.stem}.yaml").exists():
         return Status.SKIPPED, f"{request.params.name} has no {notebook.stem}.yaml"
     for number in parameters.about(notebook).get("needs", ()):
-        path, now = results.newest(request.folder, f"{number}_*")[0], statuses.get(number, Status.PASSED)
+        path, now = results.newest(request.folder, f"{number}_*")[0], ended.get(number, Status.PASSED)
         if now is not Status.PASSED or path is None or results.read(path).status is not Status.PASSED:
             first = f"gnnlab run {number} --params {request.params_set}"
             return Status.SKIPPED, f"it needs notebook {number}, which has not passed: {first}"
@@ -148,9 +147,7 @@ def execute(
 ) -> tuple[Status, str | None]:
     """Execute the notebook at `path` with `parameters` in the current folder, within `timeout_s` seconds for all cells;
     the notebook `output` grows cell by cell, and what the run writes lies beside it. `scratch` is a folder for what the
-    kernel reads instead of the user's own.
-
-    Returns how it ended and why. Only Ctrl-C (`KeyboardInterrupt`) passes through.
+    kernel reads instead of the user's own. Returns how it ended and why; only `KeyboardInterrupt` passes through.
     """
     from papermill import PapermillExecutionError, execute_notebook
 

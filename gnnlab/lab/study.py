@@ -177,7 +177,7 @@ class Study:
             self._need(x, numbers=True)
             frame = frame[frame["value"] > 0] if log else frame
             axes = {"x": x, "y": "value", "x_label": text.plain(x), "y_label": text.axis_label(label, unit)}
-            fig = plots.points(_series(frame, by), **axes, hue=by, joined=True, log=log, title=self.finding())
+            fig = plots.points(frame, **axes, hue=by, joined=True, log=log, title=self.finding())
         kind = "value" if y == "value" and self.frame["ratio"].notna().any() else ""
         by_keys = f", by {' and '.join(map(text.plain, self.keys))}" if self.keys else ""
         shape = f"Lines over {x}" if x else "Bars"
@@ -191,7 +191,7 @@ class Study:
         names = names if grouped else [*(name for name in names if name != "form"), by]
         frame = frame.assign(cell=[text.cell_name(row, names) for row in frame[names].to_dict("records")])
         hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a form named as its cell
-        return plots.bars(_series(frame, by), y="cell", hue=hue, title=self.finding(), **options)
+        return plots.bars(frame, y="cell", hue=hue, title=self.finding(), **options)
 
     def heat(self, *, row: str, column: str, panel: str = "form", key: bool = False) -> None:
         """A map of the value by two keys or fields, a panel for each value of a third, numbers in the fields. Colours
@@ -364,11 +364,6 @@ def _value_text(row: Row, unit: str | None) -> str:
         return row.status
     factor, own = text.shown_as(row.unit)
     return text.estimate_text(row.estimate, factor) + ("" if unit else f" {own}")
-
-
-def _series(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The frame with the values of `by` as a legend says them: "nodes 10" of a number."""
-    return frame.assign(**{by: [text.named(by, value) for value in frame[by]]})
 
 
 def _paired(frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:

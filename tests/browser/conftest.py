@@ -35,7 +35,6 @@ def opened(browser):
         page = context.new_page()
         page.heard = []
         page.on("console", lambda message: page.heard.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: page.heard.append(str(error)))
         page.on("request", lambda request: page.heard.append(request.url) if request.url != page.url_asked else None)
         page.url_asked = path.resolve().as_uri()
         page.goto(page.url_asked)

@@ -3,7 +3,6 @@
 from axe_playwright_python.sync_playwright import Axe
 
 VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]  # width of the window, colours
-NEXT_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"  # the page looks at sizes
 _OVERFLOW = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
 _CUT = """() => {
   // what is wider than its box, where no box around it scrolls and takes the focus
@@ -32,7 +31,6 @@ _CLIPPED_HEADINGS = """() => [...document.querySelectorAll("h1, h2, h3, .badge, 
 
 def faults(page):
     """A line for each: overflow of the page, something cut, a heading that leaves its box, axe's, what it asked for."""
-    page.evaluate(NEXT_FRAME)
     lines = list(page.heard)
     if (over := page.evaluate(_OVERFLOW)) > 0:
         lines.append(f"the page is {over} pixels wider than the window")

@@ -37,7 +37,7 @@ CUDA = raced({"fast": 2.0}, device="CUDA H100")
     [
         (claim(form="fast"), raced({"fast": 2.0}, cells="abc"), 2, "fast over PyG: geomean of 3 cells, 40 rounds"),
         (claim(form=["slow", "fast"], over=["PyG", "slow"]), raced({"slow": 0.5, "fast": 2.0}), 2,
-         "fast over PyG: 20 rounds, chosen on half of them"),
+         "fast over PyG: 20 rounds"),
         (claim(form="fast", needs="cuda"), CUDA, 2, "fast over PyG: 40 rounds"),
         (claim(form="fast"), Table(SHARES), 0.6, "fast: geomean of 2 cells, 9 rounds"),  # are ratios themselves
         (claim(form="fast", stat="value", where={"size": "a"}), Table(SHARES), 0.4, "median of 9 samples"),
@@ -54,8 +54,8 @@ def test_a_claim_is_judged_by_a_ratio_or_by_one_row(of, table, value, how):
         (claim(form="fast", cells=15), raced({"fast": 2.0}, cells="abc"), "3 of the 15 cells"),
         (claim(form="fast", needs="cuda"), raced({"fast": 2.0}), "needs a CUDA device"),
         (claim(form="fast", processor="cpu"), CUDA, "needs a CPU device"),
-        (claim(form="fast", where={"size": "b"}), CUDA, "needs rows of s with size b"),
-        (claim(form="slow"), CUDA, "needs slow in s"),
+        (claim(form="fast", where={"size": "b"}), CUDA, "needs rows of s, size b"),
+        (claim(form="slow"), CUDA, "0 of the 1 cells of slow"),
         (claim(form="fast"), Table([FAILED]), "fast: differs by 1e-1"),
         (claim(form="fast", stat="value"), Table(SHARES), "names 2 rows of s, not one"),
     ],
@@ -86,12 +86,10 @@ def test_a_folder_is_judged_from_its_files_alone(tmp_path, result_file):
     table = raced({"all together": 1.43, "compile": 1.0}, cells=(1, 8, 16, 32, 64), study="symptom_ladder")
     run_folders.put(tmp_path, result_file(notebook="02_optimize_gnn"), table)
     judged = ledger.judge(tmp_path)
-    rows = {row.id: row for row in judged.rows}
-    assert rows["gat.optimized"].verdict is Verdict.REPRODUCED and rows["gat.compile"].verdict is Verdict.REFUTED
-    assert rows["gat.compile_cuda"].verdict is Verdict.UNTESTABLE
-    assert rows["gat.throughput"].numbers == rows["gat.optimized"].numbers  # of a fixed batch they are one measurement
-    others = {id for id, entry in claims.catalogue().items() if entry.notebook != "02"}
-    assert {entry.id for entry in judged.missing} == others
+    verdicts = {row.id: row.verdict.value for row in judged.rows}
+    known = {"gat.optimized": "reproduced", "gat.compile": "refuted", "gat.compile_cuda": "untestable here"}
+    assert known.items() <= verdicts.items()
+    assert {entry.id for entry in judged.missing} == {id for id, c in claims.catalogue().items() if c.notebook != "02"}
 
 
 def test_the_share_of_equal_verdicts_needs_two_runs():
@@ -152,10 +150,10 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
     assert cells["gat.faster"][0] == "2×" and cells["gat.faster"][3:] == ["60", "3", "✓ reproduced"]
     assert cells["gat.compile"][1:] == ["", "", "", "", "○ untestable here"]
     assert cells["gat.calls"][1:] == ["7", "", "3", "3", "✓ reproduced"]
-    of_claims, _, of_goals = text.partition("Goals")
-    assert "3 claims: reproduced 2, untestable here 1" in of_claims and "goal." not in of_claims
-    assert cells["goal.gat"][0] == "at least 1.5×" and "2 goals: met 1, missed 1" in of_goals
-    assert "notebook 02 has no result here: 1 row" in of_goals
+    of_claims, _, of_goals = text.partition("\ngoals  ")
+    assert "claims: reproduced 2, untestable here 1" in of_claims and "goal." not in of_claims
+    assert cells["goal.gat"][0] == "at least 1.5×" and "goals: met 1, missed 1" in of_goals
+    assert "not measured here: 1 of notebook 02" in of_goals
     assert "02_x/a/result.json is not a result file of this version" in of_goals
     assert ledger.judge(stored).to_dict()["not_measured"] == ["other.claim"]
 

@@ -66,7 +66,7 @@ def figures():
 def boxes(figure):
     """The texts that are drawn and where they are, in pixels."""
     figure.draw_without_rendering()
-    renderer, axes, unseen = figure.canvas.get_renderer(), figure.axes[0], []
+    renderer, axes, unseen = figure._get_renderer(), figure.axes[0], []
     for axis in (axes.xaxis, axes.yaxis):  # ticks beyond the limits exist but are not drawn
         low, high = sorted(axis.get_view_interval())
         unseen += [t for t, at in zip(axis.get_ticklabels(), axis.get_ticklocs(), strict=True) if not low <= at <= high]
