@@ -76,11 +76,11 @@ def test_a_file_system_without_locks_is_no_hindrance_and_is_named(tmp_path, monk
 
 
 def test_a_folder_is_made_again_where_its_key_has_changed_and_a_kill_halfway_leaves_none(tmp_path):
-    place = tmp_path / "models/a"
-    dies = f"import os, pathlib; from gnnlab.files import made_once; place = pathlib.Path({str(place)!r}); "
-    dies += "made_once(place, {}, lambda folder: os._exit(9))"
-    assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == 9 and not place.exists()
-    made = 0
+    dies = "import os, pathlib; from gnnlab.files import made_once; "
+    dies += "made_once(pathlib.Path('killed'), {}, lambda folder: os._exit(9))"
+    assert subprocess.run([sys.executable, "-c", dies], cwd=tmp_path, check=False).returncode == 9
+    assert not (tmp_path / "killed").exists()
+    place, made = tmp_path / "models/a", 0
     first, same, other = {"kind": 1, "sizes": (1, 2)}, {"sizes": [1, 2], "kind": 1}, {"kind": 2}
     for key, anew, again in ((first, False, True), (same, False, False), (other, False, True), (other, True, True)):
         made += again

@@ -47,7 +47,7 @@ def table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
 ) -> Table:
-    """A table of rich. Cells show as they are, whatever they hold; a column in which no row has anything is left out.
+    """A table of rich, whose cells show as they are; a column in which no row has anything is left out.
 
     Numbers stand in the columns `right`; those named `whole` are never wrapped.
     """

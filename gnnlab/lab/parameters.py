@@ -96,8 +96,8 @@ def about(path: Path) -> dict[str, Any]:
 
 
 def declared(path: Path) -> dict[str, Parameter]:
-    """The parameters that a notebook declares, by name, in its order. Raises `GnnlabError`: the file is no notebook, has
-    not exactly one cell tagged `parameters`, or a line of that cell is no declaration.
+    """The parameters that a notebook declares, by name, in its order. Raises `GnnlabError`: the file is no notebook,
+    has not exactly one cell tagged `parameters`, or a line of that cell is no declaration.
     """
     tagged = [cell for cell in notebook(path)["cells"] if "parameters" in cell["metadata"].get("tags", [])]
     if len(tagged) != 1:

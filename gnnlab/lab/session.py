@@ -243,13 +243,17 @@ class Lab:
         display(Markdown("".join(plain)))
 
     def verdicts(self) -> None:
-        """Show what this run says of the claims that rest on this notebook."""
+        """Show what this run says of the claims that rest on this notebook; in JupyterLab or by papermill alone also how
+        to get its report."""
         columns = ["claim", "claimed", "measured here", "95 % interval", "verdict", "why"]
         rows = [
             (row.id, row.claimed_text, row.measured or "not here", row.interval, row.badge.word, row.why)
             for row in self.judged()
         ]
         display(headed(pd.DataFrame(rows, columns=columns), "claim"))
+        if self._own is not None:
+            where = shlex.quote(self.parameters.output_dir)
+            self.say(f"After the last cell, in a terminal in the repository, the report: `gnnlab report {where}`")
 
     def judged(self) -> list[ledger.Judged]:
         """The claims of this notebook, judged by this run alone."""
@@ -258,15 +262,12 @@ class Lab:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self, status: Status = Status.PASSED, reason: str | None = None) -> Path:
-        """Write what this run measured, and put it in place; returns the result file. In JupyterLab or by papermill
-        alone it says how to get the report. Raises `GnnlabError` when the disk refuses.
-        """
+        """Write what this run measured, and put it in place; returns the result file. Raises `GnnlabError` when the
+        disk refuses."""
         path = self._place / results.RESULT
         results.write(path, self._result(status, reason), self.table)
         if self._own is None:  # the runner puts it in place, when all cells have run
             return path
-        where = shlex.quote(self.parameters.output_dir)
-        self.say(f"The report of this run, in a terminal in the repository: `gnnlab report {where}`")
         with results.place(self.folder) as place:
             shutil.copytree(self._place, place, dirs_exist_ok=True)  # later cells may add to what is there
             return results.put(place, self.notebook) / results.RESULT

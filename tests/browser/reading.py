@@ -23,19 +23,14 @@ _CUT = """() => {
     })
     .map((node) => `${node.tagName.toLowerCase()}: ${node.textContent.trim().slice(0, 60) || node.alt}`);
 }"""
-_CLIPPED_HEADINGS = """() => [...document.querySelectorAll("h1, h2, h3, .badge, summary")]
-  .filter((node) => node.checkVisibility() && node.scrollWidth > node.clientWidth + 1 && node.clientWidth > 0
-    && getComputedStyle(node).display !== "inline")
-  .map((node) => node.textContent.trim().slice(0, 60))"""
 
 
 def faults(page):
-    """A line for each: overflow of the page, something cut, a heading that leaves its box, axe's, what it asked for."""
+    """A line for each: overflow of the page, something cut, axe's, what it asked for."""
     lines = list(page.heard)
     if (over := page.evaluate(_OVERFLOW)) > 0:
         lines.append(f"the page is {over} pixels wider than the window")
     lines += [f"cut, with no way to the rest: {what}" for what in page.evaluate(_CUT)]
-    lines += [f"heading leaves its box: {what}" for what in page.evaluate(_CLIPPED_HEADINGS)]
     for violation in Axe().run(page).response["violations"]:
         places = [node["html"][:120] for node in violation["nodes"]]
         lines.append(f"axe {violation['id']} ({violation['impact']}), {len(places)} times: {places[0]}")

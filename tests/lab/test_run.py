@@ -74,17 +74,14 @@ def make_repository(root):
     return root
 
 
-def count_sites(patch):
-    """Count the sites that are built instead of building them."""
+@pytest.fixture(autouse=True, scope="module")
+def sites():
+    """The sites that would be built."""
     built = []
     site = types.SimpleNamespace(build_site=lambda folder: built.append(folder) or folder / "index.html")
-    patch.setitem(sys.modules, "gnnlab.lab.report", site)
-    return built
-
-
-@pytest.fixture(autouse=True)
-def sites(monkeypatch):
-    return count_sites(monkeypatch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "gnnlab.lab.report", site)
+        yield built
 
 
 @pytest.fixture
@@ -114,7 +111,7 @@ def start(repository, *numbers, **options):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, sites):
     """A repository after its first run: 01 passed, 02 skipped itself, 03 could not start for it."""
     repository = make_repository(tmp_path_factory.mktemp("a{b}"))  # braces in a path are only braces
     users = tmp_path_factory.mktemp("user")  # a kernel that does not start, a startup file that raises
@@ -124,7 +121,6 @@ def ran(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_DATA_DIR", "IPYTHONDIR"):
             patch.setenv(name, str(users))
-        count_sites(patch)
         return repository, *start(repository)
 
 
@@ -167,6 +163,7 @@ def test_what_passes_or_skips_itself_leaves_results_and_a_line_at_the_start_and_
 def test_a_notebook_runs_whenever_it_is_asked_for_and_missing_runs_what_has_not_passed_with_these_parameters(
     repository, without_kernels, sites
 ):
+    sites.clear()
     _, printed = start(repository, "01", runs=2)
     assert "01_profile_bottlenecks  running  run 1 of 2\n" in printed and "running  run 2 of 2\n" in printed
     assert results.newest(repository / "outputs/quick", FIRST)[0].parent.name == "0003" and len(sites) == 1

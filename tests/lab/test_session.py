@@ -93,6 +93,8 @@ def test_a_run_by_hand_stands_alone_and_says_how_to_get_its_report(lab, monkeypa
         path = _session().finish()
     assert results.newest(lab.folder, lab.notebook) == (path, None) and len(results.paths(lab.folder)) == 2
     assert len(results.runs_of(lab.folder)[0][lab.notebook]) == 1
+    assert not said[-1].endswith("`gnnlab report outputs/quick`")  # nbval compares what the last cell shows
+    _session().verdicts()
     assert said[-1].endswith(": `gnnlab report outputs/quick`")
 
 

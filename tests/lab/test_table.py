@@ -41,18 +41,17 @@ def test_nothing_has_a_default_that_could_be_untrue(lacking):
         row(**{name: value for name, value in GOOD.items() if name != lacking})
 
 
-def test_a_row_without_ends_has_no_interval_and_says_so():
-    assert row(**{**GOOD, "low": None, "high": float("nan")}).interval == "none"
-
-
-def test_a_row_that_is_not_ok_has_a_reason_and_no_value():
-    result = row(**{**GOOD, "status": "unavailable", "reason": "no CUDA device"})
-    assert (result.value, result.low, result.n, result.interval) == (None, None, 0, "none")
-
-
-def test_a_count_is_exact():
-    result = row(**{**GOOD, "origin": "counted", "statistic": "count", "interval": "exact", "value": 6, "n": 1})
-    assert result.low == result.value == result.high == 6
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        ({"low": None, "high": float("nan")}, (1, None, None, 7, "none")),  # without ends no interval
+        ({"status": "unavailable", "reason": "no CUDA device"}, (None, None, None, 0, "none")),
+        ({"origin": "counted", "statistic": "count", "interval": "exact", "value": 6, "n": 1}, (6, 6, 6, 1, "exact")),
+    ],
+)
+def test_what_a_row_leaves_out_follows_from_the_rest(change, number):
+    made = row(**{**GOOD, **change})
+    assert (made.value, made.low, made.high, made.n, made.interval) == number
 
 
 def test_as_many_samples_as_n():
