@@ -176,7 +176,7 @@ class Lab:
         return self.study(study)
 
     def summarize(self, study: str, form: str, **keys: Any) -> None:
-        """Record what the cells of a form come to as a row of `<study>_summary`, with `keys` as `ratios.summary` takes
+        """Record what the cells of a form come to as a row of `<study>_summary`, with `keys` as `ratios.summarized` takes
         them: `how` ("worst", "not slower", "median", "mean", "share"), `over`, `within`, `cluster`, `cells`."""
         try:
             self.table.put(ratios.summarized(self.table, study, form, **keys))
@@ -243,8 +243,8 @@ class Lab:
         display(Markdown("".join(plain)))
 
     def verdicts(self) -> None:
-        """Show what this run says of the claims that rest on this notebook; in JupyterLab or by papermill alone also how
-        to get its report."""
+        """Show what this run says of the claims that rest on this notebook; without `gnnlab run` also how to get the
+        report."""
         columns = ["claim", "claimed", "measured here", "95 % interval", "verdict", "why"]
         rows = [
             (row.id, row.claimed_text, row.measured or "not here", row.interval, row.badge.word, row.why)

@@ -142,7 +142,8 @@ def unwritten(rule, forms, elsewhere=frozenset()):
 
 def only_full(notebook, quick):
     """What the lists of the parameters of full runs name beyond those of quick ones."""
-    full = parameters.read(ROOT / f"params/full/{notebook}.yaml", parameters.declared(ROOT / f"notebooks/{notebook}.ipynb"))
+    schema = parameters.declared(ROOT / f"notebooks/{notebook}.ipynb")
+    full = parameters.read(ROOT / f"params/full/{notebook}.yaml", schema)
     lists = [(values, quick.get(name, values)) for name, values in full.items() if isinstance(values, list)]
     return {str(value) for values, fewer in lists for value in values if str(value) not in map(str, fewer)}
 
