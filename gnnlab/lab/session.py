@@ -176,8 +176,8 @@ class Lab:
         return self.study(study)
 
     def summarize(self, study: str, form: str, **keys: Any) -> None:
-        """Record what the cells of a form come to as a row of `<study>_summary`, with `keys` as `ratios.summarized` takes
-        them: `how` ("worst", "not slower", "median", "mean", "share"), `over`, `within`, `cluster`, `cells`."""
+        """Record what the cells of a form come to as a row of `<study>_summary`, with `keys` of `ratios.summarized`,
+        as `how` ("worst", "not slower", "median", "mean", "share"), `over`, `within`, `cluster`, `cells`."""
         try:
             self.table.put(ratios.summarized(self.table, study, form, **keys))
         except Untestable as reason:
