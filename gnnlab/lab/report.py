@@ -103,8 +103,9 @@ def own(values: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
 # ---- the front page -------------------------------------------------------------------------------------------------
 
 
-def build_site(out_dir: Path) -> Path:
+def build_site(out_dir: Path, fresh: str = "") -> Path:
     """Render the page of each notebook in `out_dir`, `claims.json` and `index.html`; returns the path of the last.
+    Where only the notebook named `fresh` has run, the pages of the others stay as they are.
 
     What cannot be read is said on the page, in a line for each, and everything else is rendered. Raises `GnnlabError`
     when there is no such folder, or when writing fails.
@@ -115,7 +116,7 @@ def build_site(out_dir: Path) -> Path:
     judged = ledger.judge(out_dir)
     files.write_json(out_dir / ledger.RECORD, judged.to_dict())
     stems = sorted({path.parent.parent.name for path in results.paths(out_dir)})
-    entries = {stem[:2]: _entry(out_dir, stem, judged) for stem in stems}
+    entries = {stem[:2]: _entry(out_dir, stem, judged, fresh in ("", stem)) for stem in stems}
     ran = [entry.result for entry in entries.values() if entry.result]
 
     def href(row: Judged) -> str:
@@ -141,8 +142,8 @@ def build_site(out_dir: Path) -> Path:
     return path
 
 
-def _entry(out_dir: Path, stem: str, judged: Ledger) -> NotebookEntry:
-    """What the front page says of a notebook, whose own page is written."""
+def _entry(out_dir: Path, stem: str, judged: Ledger, fresh: bool) -> NotebookEntry:
+    """What the front page says of a notebook, whose own page is written where it is `fresh` or not there."""
     entry, page = NotebookEntry(stem), out_dir / f"{stem}.html"
     path, failed = results.newest(out_dir, stem)
     entry.problems = [line for line in judged.problems if stem in line]
@@ -155,7 +156,7 @@ def _entry(out_dir: Path, stem: str, judged: Ledger) -> NotebookEntry:
         entry.result = results.read(path)
         entry.rows = [row for row in judged.rows if row.notebook == stem[:2]]
         try:
-            _render(entry, path, page)
+            _render(entry, path, page, fresh or not page.exists())
         except GnnlabError as error:
             entry.problems.append(str(error))
     entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in entry.problems))
@@ -172,31 +173,32 @@ def _gains(entries: Sequence[NotebookEntry]) -> list[tuple[NotebookEntry, Findin
 # ---- the page of a notebook -----------------------------------------------------------------------------------------
 
 
-def _render(entry: NotebookEntry, path: Path, page: Path) -> None:
-    """Fill in what the run at `path` says, and write its page.
+def _render(entry: NotebookEntry, path: Path, page: Path, fresh: bool) -> None:
+    """Fill in what the run at `path` says, and write its page if it is `fresh`.
 
     Raises `GnnlabError` when the executed notebook cannot be shown, or when writing fails.
     """
     result, executed = entry.result, path.with_name(results.NOTEBOOK)
     entry.key = next((figure for figure in result.figures if figure.key), next(iter(result.figures), None))
     entry.picture = _picture(path.parent / entry.key.png) if entry.key else ""
-    entry.cells = notebook_html.read(executed, result.figures, entry.key.name if entry.picture else "")
+    entry.cells = notebook_html.read(executed, result.figures, entry.key.name if entry.picture else "", whole=fresh)
     declared = parameters.declared(executed) if executed.exists() else {}
     entry.own, entry.findings = bool(own(result.parameters, declared)), _findings(result)
-    _write_page(
-        page,
-        "report.html.j2",
-        title=entry.title,
-        entry=entry,
-        status=STATUSES[result.status],
-        place=path.parent.relative_to(page.parent).as_posix(),
-        pictures=[(figure, _picture(path.parent / figure.png)) for figure in result.figures],
-        parts=parts(entry.rows),
-        href=lambda row: _anchor(result, row.study),
-        meanings={name: parameter.meaning for name, parameter in declared.items()},
-        machine=provenance.in_a_phrase(result.environment),
-        noise=noise(result),
-    )
+    if fresh:
+        _write_page(
+            page,
+            "report.html.j2",
+            title=entry.title,
+            entry=entry,
+            status=STATUSES[result.status],
+            place=path.parent.relative_to(page.parent).as_posix(),
+            pictures=[(figure, _picture(path.parent / figure.png)) for figure in result.figures],
+            parts=parts(entry.rows),
+            href=lambda row: _anchor(result, row.study),
+            meanings={name: parameter.meaning for name, parameter in declared.items()},
+            machine=provenance.in_a_phrase(result.environment),
+            noise=noise(result),
+        )
     entry.page = page.name
 
 

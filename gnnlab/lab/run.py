@@ -65,7 +65,6 @@ def run(
             os.environ |= {"HOME": scratch, "USER": "gnnlab"}
         from .report import build_site  # nbconvert, heavy
 
-        page = None
         try:
             for notebook in request.chosen:
                 if left_out := _left_out(request, notebook, statuses, missing):
@@ -79,12 +78,12 @@ def run(
                     _say(notebook, result.status, duration(result.seconds), result.reason)
                     if result.status is not Status.PASSED:
                         break
-                page = build_site(request.folder)
+                build_site(request.folder, notebook.stem)
         except KeyboardInterrupt:
             done = f"stopped; {len(statuses)} of {len(request.chosen)} notebooks are done"
             print(f"{done}; the same command with --missing goes on")
             raise
-        print(f"report: {page or build_site(request.folder)}")
+        print(f"report: {build_site(request.folder)}")
     return statuses
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import re
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pandas as pd
@@ -23,17 +22,18 @@ from gnnlab.errors import GnnlabError
 from gnnswap.errors import quoted
 
 SAMPLE = 200  # lines that decide how a file is read
+BLOCK = 1 << 22  # bytes that are looked at in one go
 LONGEST_LINE = 1 << 20  # bytes
 MOST_COLUMNS = 10_000
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "blanks"}
 OF_SUFFIX = {".csv": ",", ".tsv": "\t"}
-NO_DATA = re.compile(rb'^[ \t,;|]*(?:[#%][^\n]*|"?sep=.?"?[\t,;]*)?\r?$', re.MULTILINE)
-BEFORE_NO_DATA, BEFORE_CELL, DIGIT = (
-    np.isin(np.arange(256), list(some)) for some in (b"#% \t,;|\r\n", b'\n,;|\t "', b"0123456789")
-)
+SUSPECTS = frozenset(b'#% \t,;|\r\n"sS')  # how a line without data begins
+NO_DATA = re.compile(rb'[ \t,;|]*(?:[#%].*|"?sep=.?"?[\t,;]*)?')
+PADDED = re.compile(rb'[\n,;|\t "]0[0-9]')
 NUMBER = re.compile(r"[+-]?([0-9]+([.,][0-9]*)*|[.,][0-9]+)([eE][+-]?[0-9]+)?|nan|NaN")
 NOT_GIVEN = ["", "NaN", "nan", "NA"]  # in a column of numbers
-TWINS = ("12", "01", "ab", "ij", "uv", "xy")  # in which the names of two like columns differ: txId1,txId2
+TWINS = ("12", "01", "ab", "ij", "uv")  # in which the names of two like columns differ: txId1,txId2
+NETWORKX = "networkx.write_graphml(networkx.read_{}(path, create_using=networkx.DiGraph), new)"
 
 Ids = tuple[int, ...]
 FindIds = Callable[[Sequence[str]], Ids | None]  # the places of the ids' columns among names; none: it is no header
@@ -50,69 +50,108 @@ class Table:
     unused: list[str] = field(default_factory=list)
 
 
-def first_rows(path: Path, find_ids: FindIds, most: float = SAMPLE) -> list[list[str]]:
-    """The cells of the first rows, and of a header."""
-    return _rows(_sample(path, most)[0], find_ids)[0]
+@dataclass
+class Lines:
+    """The lines with data of a file, and its comments, each with the number of data lines before it."""
+
+    suffix: str
+    text: bytes = b""
+    count: int = 0
+    comments: list[tuple[int, str]] = field(default_factory=list)
+    padded: bool = False  # whether a cell begins with 0 before a digit
+
+    def first(self, most: int = SAMPLE) -> list[str]:
+        return [line.decode() for line in io.BytesIO(self.text).readlines(BLOCK)[:most]]
+
+    def rows(self, find_ids: FindIds, most: int = SAMPLE) -> tuple[list[list[str]], str]:
+        """The cells of the first lines, and what separates them: a header that is understood tells, or equal rows."""
+        lines = self.first(most)
+        by_separator = {separator: _cells(lines, separator) for separator in SEPARATORS}
+        several = {s: rows for s, rows in by_separator.items() if max(map(len, rows)) > 1}
+        if not several:
+            raise GnnlabError(f"{quoted(lines[0].strip())} is one cell; write one edge a row: source,target")
+        even = {s: r for s, r in several.items() if len(r[-1]) > 1 and len({len(row) for row in r[1:] or r}) == 1}
+        known = {s: r for s, r in several.items() if find_ids(r[0])}
+        choices, own = known or even or several, OF_SUFFIX.get(self.suffix)
+        if own and len(choices) > 1:
+            choices.pop(" ", None)
+        clean = [s for s, rows in choices.items() if not _holds_others(rows, s, choices)]
+        if len(choices) > 1 and len(clean) != 1:
+            clean = [own] if own in choices else list(choices)
+            if len(clean) > 1 and even:
+                one, other = (f"{SEPARATORS[s]} ({' | '.join(choices[s][-1])})" for s in clean[:2])
+                raise GnnlabError(
+                    f"cells may be separated by {one} or by {other}: write a header, source and target with the same "
+                    "between them, or call a file with commas .csv, one with tabs .tsv"
+                )
+        return several[clean[0]], clean[0]
 
 
-def _sample(path: Path, most: float = SAMPLE) -> tuple[list[str], list[tuple[int, str]]]:
-    """The first lines with data; the comments among them, each with the number of data lines before it."""
-    lines, comments = [], []
-    with _open(path) as file:
-        while len(lines) < most and (raw := file.readline(LONGEST_LINE)):
-            if b"\0" in raw or raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise GnnlabError("it is not text in UTF-8; save it so (in Excel: CSV UTF-8)")
-            if len(raw) == LONGEST_LINE or max(raw.count(s.encode()) for s in "\t,;|") >= MOST_COLUMNS:
-                raise GnnlabError(f"a line of more than {MOST_COLUMNS:,} cells; a row is one edge: source,target")
-            if b"\r" in raw.rstrip(b"\r\n"):
-                raise GnnlabError("lines end in a carriage return alone; save it with line feeds")
-            text = raw.decode("utf-8-sig")
-            if not NO_DATA.fullmatch(text.strip("\r\n").encode()):
-                lines.append(text)
-            elif text.lstrip()[:1] in ("#", "%"):
-                comments.append((len(lines), text.strip()))
-    if not lines:
+def scan(path: Path) -> Lines:
+    """The lines of a file, without those that hold no data."""
+    name = path.name.lower()
+    lines, kept = Lines(Path(name.removesuffix(".gz")).suffix), []
+    with gzip.open(path) if name.endswith(".gz") else path.open("rb") as file:
+        while block := file.readlines(BLOCK):
+            if not kept:
+                block[0] = block[0].removeprefix(b"\xef\xbb\xbf")
+            _check(block)
+            data = []
+            for line in block:
+                if line[0] not in SUSPECTS or not NO_DATA.fullmatch(line.rstrip(b"\r\n")):
+                    data.append(line)
+                elif (text := line.strip())[:1] in (b"#", b"%"):
+                    lines.comments.append((lines.count + len(data), text.decode()))
+            lines.count += len(data)
+            kept.append(b"".join(data))
+            lines.padded = lines.padded or PADDED.search(b"\n" + kept[-1]) is not None
+    lines.text = b"".join(kept)
+    if not lines.count:
         raise GnnlabError("it holds no rows; write one edge a row: source,target")
-    return lines, comments
+    return lines
 
 
-def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
+def _check(block: list[bytes]) -> None:
+    """Refuses what is no text, or has no lines."""
+    text = b"".join(block)
+    if b"\0" in text or text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise GnnlabError("it is not text in UTF-8; save it so (in Excel: CSV UTF-8)")
+    if max(map(len, block)) >= LONGEST_LINE or max(block[0].count(s.encode()) for s in SEPARATORS) >= MOST_COLUMNS:
+        raise GnnlabError(f"a line of more than {MOST_COLUMNS:,} cells; a row is one edge: source,target")
+    if text.count(b"\r") > text.count(b"\r\n") + text.endswith(b"\r"):
+        raise GnnlabError("lines end in a carriage return alone; save it with line feeds")
+
+
+def _cells(lines: Iterable[str], separator: str) -> list[list[str]]:
     lines = [" ".join(line.split()) for line in lines] if separator == " " else lines
     return [[c.strip() for c in row] for row in csv.reader(lines, delimiter=separator, skipinitialspace=True)]
 
 
-def _rows(lines: Sequence[str], find_ids: FindIds) -> tuple[list[list[str]], str]:
-    """The cells of the first lines, and what separates them: a header that is understood tells, or equal rows."""
-    by_separator = {separator: _cells(lines, separator) for separator in SEPARATORS}
-    several = {s: rows for s, rows in by_separator.items() if max(map(len, rows)) > 1}
-    even = {s: rows for s, rows in several.items() if len({len(row) for row in rows[1:] or rows}) == 1}
-    even = {s: rows for s, rows in even.items() if len(rows[-1]) > 1}
-    if not several:
-        raise GnnlabError(f"{quoted(lines[0].strip())} is one cell; write one edge a row: source,target")
-    separator = min(even or several, key=lambda s: not find_ids(by_separator[s][0]))
-    rows = by_separator[separator]
-    if any("\n" in cell for row in rows for cell in row):
-        raise GnnlabError("a quotation mark is opened and not closed in its line; close or delete it")
-    if any("{" in cell for cell in rows[0]):
-        raise GnnlabError("networkx wrote it with {}: write networkx.write_graphml(networkx.read_edgelist(path), new)")
-    return rows, separator
+def _holds_others(rows: list[list[str]], separator: str, choices: Iterable[str]) -> bool:
+    """Whether cells hold what may separate them, too; a decimal comma does not, nor a comma before a blank."""
+    if separator == " " and "\t" in choices:
+        return True
+    others = {" "} & set(choices) if separator == "\t" else set(choices) - {separator}
+    cells = (cell.replace(", ", " ") for row in rows for cell in row if not NUMBER.fullmatch(cell))
+    return any(other in cell for cell in cells for other in others)
 
 
 def _has_header(rows: list[list[str]], find_ids: FindIds) -> bool | None:
     """Whether row 1 is a header; none: it may be an edge as well."""
-    first, rest = rows[0], rows[1:]
+    first, rest = rows[0], [row for row in rows[1:] if row != rows[0]]
+    ids = find_ids(first)
     if {"source", "target"} <= {key(name) for name in first}:
         return True
-    if not rest or any(NUMBER.fullmatch(cell) for cell in first):
+    if not rest or (not ids and any(NUMBER.fullmatch(cell) for cell in first)):
         return False
     for column in range(min(map(len, rows))):
         below = [row[column] for row in rest if row[column]]
-        if below and all(map(NUMBER.fullmatch, below)):
+        if below and all(map(NUMBER.fullmatch, below)) and not NUMBER.fullmatch(first[column]):
             return True
     others = {cell for row in rest for cell in row}
     if others & set(first) - {""}:
         return False
-    if find_ids(first):
+    if ids:
         return True
     shapes = {_shape(cell) for cell in others}
     if all(_shape(cell) in shapes for cell in first[:2]):  # n1,n2 above n3,n4
@@ -120,59 +159,103 @@ def _has_header(rows: list[list[str]], find_ids: FindIds) -> bool | None:
     return True if twins(first) else None
 
 
-def read(path: Path, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
-    """All cells of a file; integers that are padded with zeros stay text."""
-    lines, comments = _sample(path)
-    rows, separator = _rows(lines, find_ids)
-    header, width = None, max(map(len, rows))
-    for place, text in comments:
-        cells = _cells([text.lstrip("#% ")], separator)[0]
-        if place == 0 and len(cells) == width and find_ids(cells):  # the header may be a comment
-            header = cells
-        elif separator != " " and len(cells) == width and text[1:2].strip("#% "):
-            raise GnnlabError(f"{quoted(text)} may be a comment or an edge; put names that begin with # in quotes")
-    empty, count, padded = _scan(path)
+def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
+    """All cells of a file; ids that are no plain integers, such as those padded with zeros, stay text."""
+    rows, separator = lines.rows(find_ids)
+    header, width = _commented_header(lines, separator, max(map(len, rows)), find_ids), max(map(len, rows))
     has_header = False if header else _has_header(rows, find_ids)
     if has_header:
         header, rows = rows[0], rows[1:]
         if not rows:
             raise GnnlabError("it holds a header and no rows; write one edge a row: source,target")
-        empty.add(next(line for line in range(len(empty) + 1) if line not in empty))
-    if header and separator in " \t" and len(header) == width - 1:  # R does not name the column of its row names
-        header = ["", *header]
+        quotes = lines.first()[1].startswith('"') and all(row[0].isdigit() for row in rows)
+        if quotes and len(header) == width - 1:  # R does not name the column of its row names
+            header = ["", *header]
     if header is None and len(fewest_most := {len(row) for row in rows}) > 1:
         raise GnnlabError(
             f"rows have {min(fewest_most)} to {width} cells; write one edge a row: source,target "
-            "(of neighbours in a row, networkx.read_adjlist makes a graph)"
+            f"(of neighbours in a row, {NETWORKX.format('adjlist')})"
         )
     ids = list(find_ids(header or []) or (len(default) > 1 and twins(header or [])) or default)
-    whole = all(re.fullmatch(r"[0-9]{1,18}(\.0*)?", row[i]) for row in rows for i in ids if i < len(row))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # text among numbers, further down
-        cells = pd.read_csv(
-            path,
-            sep=r"\s+" if separator == " " else separator,
-            header=None,
-            skiprows=empty,
-            keep_default_na=False,
-            na_values={i: NOT_GIVEN for i in range(width) if i not in ids},
-            encoding="utf-8-sig",
-            skipinitialspace=True,
-            dtype={} if whole and not padded else dict.fromkeys(ids, str),
-        )
+    text = not all(re.fullmatch("[0-9]{1,18}", row[i]) for row in rows for i in ids if i < len(row))
+    for as_text in (text or lines.padded, True):
+        cells = _read(lines, separator, width, ids if as_text else [], bool(has_header), ids)
+        if all(cells[i].dtype.kind != "f" for i in ids):
+            break
     if has_header is None and not cells.loc[1:, ids].isin(list(cells.loc[0, ids])).any(axis=None):
         first = quoted(",".join(rows[0]))
         raise GnnlabError(f"row 1, {first}, may be a header or an edge: write source,target in place of it, or above")
     cells = cells.drop(columns=[i for i in cells if i not in ids and cells[i].isna().all()])
-    if header and len(header) <= max(cells):
-        raise GnnlabError(f"{len(header)} names in the header, {max(cells) + 1} cells in a row; name each column")
+    if header:
+        _check_header(header, cells, ids)
     names = ",".join(header[i] for i in cells if header[i])[:80] if header else ""
     how = [f"header {names}" if header else "no header"]
-    if separator != OF_SUFFIX.get(Path(path.name.lower().removesuffix(".gz")).suffix, separator):
+    if separator != OF_SUFFIX.get(lines.suffix, separator):
         how.append(f"{SEPARATORS[separator]} between cells")
-    if count:
+    if count := len(lines.comments):
         how.append(f"{count:,} comment{'s' * (count > 1)} left out")
     return Table(cells, header, separator, how)
+
+
+def _commented_header(lines: Lines, separator: str, width: int, find_ids: FindIds) -> list[str] | None:
+    """The header that stands in a comment above the rows; comments that are no such thing are refused."""
+    header = None
+    for place, text in lines.comments:
+        if place == 0 and re.match(r"%\s*bip\b", text):
+            raise GnnlabError("KONECT's bip: node 1 on the left is not node 1 on the right; give them different names")
+        if place == 0 and text.startswith("%%MatrixMarket"):
+            raise GnnlabError("a matrix of Matrix Market; call it .mtx")
+        named = text[1:2].strip("#% ")  # a name may begin so, and a comment rather with a blank
+        if place and not named:
+            continue
+        cells = _cells([text.lstrip("#% ")], separator)[0]
+        if place == 0 and len(cells) == width and (find_ids(cells) or twins(cells)):
+            header = cells
+        elif named and len(cells) == width and (place or separator != " "):
+            raise GnnlabError(f"{quoted(text)} may be a comment or an edge; put names that begin with # in quotes")
+    return header
+
+
+def _read(
+    lines: Lines, separator: str, width: int, text: Sequence[int], skip: bool, ids: Sequence[int]
+) -> pd.DataFrame:
+    """The cells by pandas: those of the columns `text` as they are, others by what they hold."""
+    try:
+        cells = pd.read_csv(
+            io.BytesIO(lines.text),
+            sep=r"\s+" if separator == " " else separator,
+            header=None,
+            skiprows=int(skip),
+            keep_default_na=False,
+            na_values={i: NOT_GIVEN for i in range(width) if i not in ids},
+            skipinitialspace=True,
+            dtype=dict.fromkeys(text, str),
+            low_memory=False,
+        )
+    except pd.errors.ParserError as error:
+        if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+            raise GnnlabError(
+                f"row {found[2]} has {found[3]} cells, the first {found[1]}; give each the same"
+            ) from error
+        cells = []  # the file ends within quotation marks
+    if len(cells) != lines.count - skip:
+        odd = next((line for line in io.BytesIO(lines.text) if line.count(b'"') % 2), b'"').decode().strip()
+        raise GnnlabError(
+            f"{quoted(odd)}: a quotation mark is opened or closed in another line; close or delete it (a name holds no "
+            "line break)"
+        )
+    return cells
+
+
+def _check_header(header: list[str], cells: pd.DataFrame, ids: Sequence[int]) -> None:
+    if len(header) <= max(cells):
+        raise GnnlabError(f"{len(header)} names in the header, {max(cells) + 1} cells in a row; name each column")
+    names = [header[i] for i in cells if header[i]]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise GnnlabError(f"two columns have the name {twice[0]!r} in the header; rename or delete one")
+    again = np.flatnonzero((cells[ids] == [header[i] for i in ids]).all(axis=1))
+    if len(again):
+        raise GnnlabError(f"row {again[0] + 2} is the header again; delete it, and what does not belong to the file")
 
 
 def is_numeric(column: pd.Series) -> bool:
@@ -180,31 +263,60 @@ def is_numeric(column: pd.Series) -> bool:
     return column.dtype.kind in "iuf" or column.astype(str).str.fullmatch(NUMBER).all()
 
 
-def numbers(name: str, column: pd.Series, separator: str) -> np.ndarray:
-    """int64 or float64 (R,); commas are decimal where they do not separate cells."""
-    if missing := int(column.isna().sum()):
-        raise GnnlabError(f"column {name} holds nan or nothing in {missing:,} of {len(column):,} rows; fill it in")
+def numbers(columns: Mapping[str, pd.Series], separator: str) -> dict[str, np.ndarray]:
+    """int64 or float64 (R,) by name; commas are decimal where they do not separate cells."""
+    made = {name: _numbers(name, column, separator) for name, column in columns.items()}
+    commas = next((name for name, column in columns.items() if column.dtype.kind not in "iuf"), None)
+    points = next((name for name, column in columns.items() if column.dtype.kind == "f"), None)
+    if commas and points:
+        raise GnnlabError(
+            f"decimal commas in {commas} and points in {points}, of thousands or decimal; write points alone"
+        )
+    return made
+
+
+def _numbers(name: str, column: pd.Series, separator: str) -> np.ndarray:
+    complete(name, column)
     if column.dtype.kind not in "iuf":
         text = column.astype(str).str.strip()
-        thousands = text[text.str.fullmatch(r"[+-]?[1-9][0-9]{0,2}([,.][0-9]{3})+") & text.str.contains(",")]
-        if len(thousands):
-            one = thousands.iloc[0]
-            both = f"{one.replace(',', '')} or {one.replace(',', '.')}"
-            raise GnnlabError(f"column {name}: {one!r} may be {both}; write numbers without separators of thousands")
+        if text.str.contains(",").any():
+            one = text[text.str.contains(",")].iloc[0]
+            if text.str.contains(".", regex=False).any():
+                raise GnnlabError(f"column {name}: {one!r} beside points, of thousands or decimal; write points alone")
+            thousands = text[text.str.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")]
+            if len(thousands):
+                one = thousands.iloc[0]
+                both = f"{one.replace(',', '')} or {one.replace(',', '.')}"
+                raise GnnlabError(
+                    f"column {name}: {one!r} may be {both}; write numbers without separators of thousands"
+                )
         column = pd.to_numeric(text.str.replace(",", ".") if separator != "," else text, errors="coerce")
         if column.isna().any():
-            one = quoted(text[column.isna()].iloc[0])
-            raise GnnlabError(f"column {name} holds text, {one}; number it (pandas.factorize) or delete the column")
+            one = text[column.isna()].iloc[0]
+            clean = column.notna().any() or re.search("[0-9]", one)
+            how = "make all of it numbers" if clean else "number it (pandas.factorize)"
+            raise GnnlabError(f"column {name} holds text, {quoted(one)}; {how} or delete the column")
     return column.to_numpy(dtype=np.float64 if column.dtype.kind == "f" else np.int64)
 
 
+def complete(name: str, column: pd.Series) -> None:
+    """Refuses a column with gaps."""
+    if missing := int(column.isna().sum()):
+        raise GnnlabError(f"column {name} holds nan or nothing in {missing:,} of {len(column):,} rows; fill it in")
+
+
 def twins(names: Sequence[str]) -> tuple[int, int] | None:
-    """Two neighbouring columns whose names differ in one place: x1,x2 or gene_a,gene_b."""
+    """Two neighbouring columns whose names differ in one place, x1,x2 or gene_a,gene_b, if no others do so.
+
+    x1 and x2 beside other columns are rather features.
+    """
+    found = []
     for i, (one, other) in enumerate(pairwise(map(key, names))):
         differing = [a + b for a, b in zip(one, other, strict=False) if a != b]
         if len(one) == len(other) and len(differing) == 1 and differing[0] in TWINS:
-            return i, i + 1
-    return None
+            found.append((i, i + 1))
+    alone = len(found) == 1 and not (len(names) > 2 and key(names[found[0][0]])[0] == "x")
+    return found[0] if alone else None
 
 
 def key(name: str) -> str:
@@ -214,26 +326,3 @@ def key(name: str) -> str:
 
 def _shape(name: str) -> str:
     return re.sub(r"[0-9]+", "0", name) if len(name) > 1 else "a"
-
-
-def _scan(path: Path) -> tuple[set[int], int, bool]:
-    """The lines without data, how many of them are comments, and whether a cell begins with 0 before a digit."""
-    empty, comments, padded, line = set(), 0, False, 0
-    with _open(path) as file:
-        while lines := file.readlines(1 << 22):
-            block = b"".join([b"\n", *lines])
-            block = block if line else block.replace(b"\xef\xbb\xbf", b"", 1)
-            at = np.frombuffer(block, dtype=np.uint8)
-            padded = padded or bool((BEFORE_CELL[at[:-2]] & (at[1:-1] == ord("0")) & DIGIT[at[2:]]).any())
-            ends = np.flatnonzero(at == ord("\n"))
-            suspects = np.flatnonzero(BEFORE_NO_DATA[at[ends[:-1] + 1]] | (np.arange(len(ends) - 1) + line == 0))
-            for i in suspects.tolist():
-                if found := NO_DATA.match(block, ends[i] + 1):
-                    empty.add(line + i)
-                    comments += found[0].lstrip()[:1] in (b"#", b"%")
-            line += len(lines)
-    return empty, comments, padded
-
-
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")

@@ -6,7 +6,6 @@ graph's `_notes`, of which `graphs.read_as` makes a line.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +18,13 @@ from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads import delimited
-from gnnlab.workloads.delimited import Table, key, numbers, twins
+from gnnlab.workloads.delimited import NETWORKX, Lines, Table, key, numbers, twins
 from gnnswap.errors import quoted
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".edges")
 MOST_BYTES = 20_000_000  # of a list of neighbours
-FEW = 4  # ids below this times their number are looked up in a table
 EXACT = 2**24  # up to which float32 has every integer
-TIMES = 1e8  # a column without a name, with nothing smaller: seconds since 1970
+TIMES = (1e8, 5e9)  # in seconds since 1970
 
 # names of columns without case, blanks and underscores; "node" or "id" may stand around those of the two ends
 SOURCES = (
@@ -35,9 +33,10 @@ SOURCES = (
 TARGETS = "target dst to tail v j end object receiver cited child callee followee destination dest ziel nach destino"
 END = r"(?:id|node|vertex)?({})(?:node|vertex)?(?:id|ids|idx|index|name)?"
 ROLES = [re.compile(END.format("|".join(names.split()))) for names in (SOURCES, TARGETS)]
-ROW_NUMBERS = ("", "unnamed0", "id", "edgeid", "index", "idx", "rowid", "row", "rownames")
+INDEX = re.compile("|unnamed[0-9]+|rownames")  # as pandas or R name it
+ROW_NUMBERS = ("id", "edgeid", "index", "idx", "rowid", "row")
 TEXTS = ("type", "relation", "rel", "relationship", "predicate", "interaction", "metaedge", "edgetype")
-IDS = ("id", "nodeid", "node", "name", "vertex", "txid", "key")
+IDS = ("id", "nodeid", "node", "vertex", "txid", "key", "name")  # the first of them that there is
 LABELS = ("y", "label", "labels", "class", "target", "category")
 
 
@@ -56,36 +55,30 @@ def read(path: Path, nodes: dict[str, Any] | None = None) -> Data:
     """
     if path.stem.endswith("_A") and path.with_name(f"{path.stem[:-2]}_graph_indicator.txt").exists():
         raise GnnlabError(f"one file of a TU data set; name the set, as in pyg:TUDataset:{path.stem[:-2]}")
-    if nodes is None and (data := _neighbours(path)) is not None:
+    lines = delimited.scan(path)
+    if nodes is None and (data := _neighbours(lines)) is not None:
         return data
-    table = delimited.read(path, _ends)
+    table = delimited.read(lines, _ends)
     if nodes is None and (data := _matrix(path, table)) is not None:
         return data
     data, ends = _columns(table)
     columns, table.cells = [table.cells[i] for i in ends], None
-    edges = 2 * len(columns[0])
-    ids = _ids(*columns, *([nodes["id"]] if nodes else []))
-    del columns
+    places, ids = _ids([*columns, *([nodes["id"]] if nodes else [])], table.separator)
     numbered = ids.dtype == np.int64
-    if path.name.lower().removesuffix(".gz").endswith(".edges") and not numbered:
+    if lines.suffix == ".edges" and not numbered:
         raise GnnlabError("a .edges file holds integers, as SNAP writes it; call one with names .txt")
-    ids, own = ids[:edges], ids[edges:]
-    if nodes is None:
-        known = _different(ids)
-        if numbered and known[-1] >= len(known):
-            table.how.append(f"ids {known[0]}..{known[-1]} numbered 0..{len(known) - 1}")
-    else:
+    count = len(ids)
+    if nodes is not None:
+        places, own = np.split(places, [2 * len(columns[0])])
         order = np.argsort(own) if numbered else np.arange(len(own))
-        known = own[order]
+        places, count = _among(places, own[order], ids, nodes["file"]), len(own)
         for name in nodes.keys() & {"x", "y"}:
             data[name] = torch.from_numpy(nodes[name][order])
         table.how.append(nodes["how"])
         table.unused += nodes["unused"]
-    codes = _places(ids, known)
-    if codes.min() < 0:
-        missing = quoted(str(ids[codes < 0][0]))
-        raise GnnlabError(f"node {missing} of the edges is not in {nodes['file']}; add it there")
-    data.edge_index, data.num_nodes = torch.from_numpy(codes.reshape(2, -1)), len(known)
+    elif numbered and ids[-1] >= count:
+        table.how.append(f"ids {ids[0]}..{ids[-1]} numbered 0..{count - 1}")
+    data.edge_index, data.num_nodes = torch.from_numpy(places.reshape(2, -1)), count
     data._notes = {"how": table.how, "unused": table.unused, "kind": "" if numbered else "named "}
     return data
 
@@ -95,6 +88,8 @@ def read(path: Path, nodes: dict[str, Any] | None = None) -> Data:
 
 def _ends(names: Sequence[str]) -> tuple[int, int] | None:
     """The places of source and target among the names of columns."""
+    if len(set(re.findall(r"\(.*?\)", "".join(names)))) == 1:  # Neo4j's :START_ID(Person),:END_ID(Person)
+        names = [re.sub(r"\(.*?\)", "", name) for name in names]
     found = [[i for i, name in enumerate(names) if role.fullmatch(key(name))] for role in ROLES]
     if any(len(places) > 1 for places in found):  # source and source_name
         found = [[i for i in places if key(names[i]) in ("source", "target")] for places in found]
@@ -106,10 +101,17 @@ def _columns(table: Table) -> tuple[Data, tuple[int, int]]:
     data, cells, features = Data(), table.cells, {}
     ends, others = _with_header(table) if table.header else _without_header(table)
     for name, i in others.items():
-        if key(name) in TEXTS and not delimited.is_numeric(cells[i]):
+        text = not delimited.is_numeric(cells[i])
+        if text and key(name) == "type" and cells[i].str.lower().eq("undirected").any():
+            raise GnnlabError(
+                "Type says Undirected, and a row is one directed edge: write both, pandas.concat([edges, "
+                'edges.rename(columns={"Source": "Target", "Target": "Source"})]), without Type'
+            )
+        if text and key(name) in TEXTS:
             table.unused.append(f"text of {name}")
         else:
-            features[name] = numbers(name, cells[i], table.separator)
+            features[name] = cells[i]
+    features = numbers(features, table.separator)
     weight = next((name for name in features if key(name) == "weight"), None)
     if weight is not None:
         data.edge_weight = torch.tensor(features.pop(weight))
@@ -121,24 +123,31 @@ def _columns(table: Table) -> tuple[Data, tuple[int, int]]:
 
 def _with_header(table: Table) -> tuple[tuple[int, int], dict[str, int]]:
     names, others = table.header, {}
-    ends = _ends(names) or twins(names)
+    ends = _ends(names)
+    if ends is None and not any(role.fullmatch(key(name)) for role in ROLES for name in names):
+        ends = twins(names)
     if ends is None:
         raise GnnlabError(
             f"the header {quoted(','.join(names))} is not understood; name the columns of the two ends source,target"
         )
     for i in table.cells:
-        if i not in ends and key(names[i]) in ROW_NUMBERS and table.cells[i].is_unique:
+        if i not in ends and _counts_rows(names[i], table.cells[i]):
             table.unused.append(f"row numbers {names[i]}".strip())
         elif i not in ends:
-            if names[i] in others or not names[i]:
-                raise GnnlabError(f"two columns have the name {names[i]!r} in the header; rename or delete one")
-            others[names[i]] = i
+            others[names[i] or f"column {i + 1}"] = i
     return ends, others
+
+
+def _counts_rows(name: str, column: pd.Series) -> bool:
+    """Whether a column is the index that pandas or R wrote, or consecutive numbers by a name for such."""
+    if INDEX.fullmatch(key(name)):
+        return column.is_unique
+    return key(name) in ROW_NUMBERS and column.dtype.kind == "i" and (np.diff(column) == 1).all()
 
 
 def _without_header(table: Table) -> tuple[tuple[int, int], dict[str, int]]:
     cells, width = table.cells, table.cells.shape[1]
-    times = [cells[i].dtype.kind in "iuf" and cells[i].min() > TIMES for i in cells]
+    times = [cells[i].dtype.kind in "iuf" and cells[i].between(*TIMES).all() for i in cells]
     if width == 2:
         _no_counts(cells)
         return (0, 1), {}
@@ -148,21 +157,28 @@ def _without_header(table: Table) -> tuple[tuple[int, int], dict[str, int]]:
             return (0, 2), {}
         both = "source,relation,target or source,target,text"
         raise GnnlabError(f"three columns of text may be {both}; write one of these above the first edge")
+    if width == 3 and times[2]:
+        both = "source,target,time or source,target,weight"
+        raise GnnlabError(f"column 3 may hold seconds or weights; write {both} above the first edge")
+    if width == 3 and all(cells[i].dtype.kind == "i" for i in cells) and cells[0].is_unique:
+        ends = cells[[0, 1]]
+        if cells[2].isin(np.unique(ends)).all() and not ends.eq(cells[2], axis=0).any(axis=None):
+            raise GnnlabError(
+                "three columns of integers may be source,target,weight (write that above the first edge) or a node "
+                f"and its neighbours ({NETWORKX.format('adjlist')})"
+            )
     if width > 4 or (width == 4 and not times[3]):
         raise GnnlabError(f"{width} columns without names; write a header: source,target, and what the others are")
-    ones = width == 4 and (cells[2] == 1).all()
-    left_out = [
-        f"column {i + 1}, {'times' if times[i] else '1 everywhere'}" for i in range(2, width) if times[i] or ones
-    ]
-    table.unused += left_out
-    return (0, 1), {} if times[2] or ones else {"weight": 2}
+    ones = width == 4 and bool((cells[2] == 1).all())
+    table.unused += ["column 3, 1 everywhere"] * ones + ["column 4, times"] * (width == 4)
+    return (0, 1), {} if ones else {"weight": 2}
 
 
 def _no_counts(cells: pd.DataFrame) -> None:
     """Refuses two numbers in row 1 that may be those of nodes and edges."""
     nodes, edges = cells.iloc[0]
     rest = cells.iloc[1:]
-    if edges == len(rest) and nodes in (rest.max().max() + 1, len(np.unique(rest))):
+    if edges == len(rest) and nodes >= len(np.unique(rest)):
         raise GnnlabError(
             f"row 1, {nodes} {edges}, may be an edge or the numbers of nodes and edges; delete it, or write "
             "source,target above it"
@@ -172,17 +188,18 @@ def _no_counts(cells: pd.DataFrame) -> None:
 # ---- other ways to write edges ---------------------------------------------------------------------------------------
 
 
-def _neighbours(path: Path) -> Data | None:
-    """The graph of a list of neighbours, if the file is one without any doubt: rows of integers, a node and those that
-    it is joined with, in both directions."""
-    if path.stat().st_size > MOST_BYTES:
+def _neighbours(lines: Lines) -> Data | None:
+    """The graph of a list of neighbours, if it is one without any doubt: rows of integers, a node and those that it is
+    joined with, in both directions; rows of three with blanks or tabs are rather edges with weights."""
+    sample, separator = lines.rows(_ends)
+    widths = {len(row) for row in sample}
+    if len(lines.text) > MOST_BYTES or widths in ({1}, {2}) or (widths == {3} and separator != ","):
         return None
-    sample = [row for row in delimited.first_rows(path, _ends) if row]
     if not all(cell.isascii() and cell.isdigit() for row in sample for cell in row if cell) or len(sample) < 2:
         return None
-    if {len(row) for row in sample} in ({1}, {2}) or len({row[0] for row in sample}) < len(sample):
+    if len({row[0] for row in sample}) < len(sample):
         return None
-    rows = [[int(cell) for cell in row if cell] for row in delimited.first_rows(path, _ends, math.inf)]
+    rows = [[int(cell) for cell in row if cell] for row in lines.rows(_ends, lines.count)[0]]
     pairs = {(row[0], other) for row in rows for other in row[1:]}
     nodes = sorted(row[0] for row in rows)
     sound = len(pairs) == sum(len(row) - 1 for row in rows) and len(set(nodes)) == len(rows)
@@ -210,7 +227,8 @@ def _matrix(path: Path, table: Table) -> Data | None:
         table_read = f'pandas.read_csv("{path.name}", sep="{table.separator}", index_col=0)'
         raise GnnlabError(
             "a matrix of weights, in which 0 may be a weight or no edge: "
-            f'networkx.write_graphml(networkx.from_pandas_adjacency({table_read}), "new.graphml") leaves 0 out'
+            f"networkx.write_graphml(networkx.from_pandas_adjacency({table_read}, create_using=networkx.DiGraph), "
+            '"new.graphml") leaves 0 out'
         )
     return None
 
@@ -224,79 +242,95 @@ def _made(edges: torch.Tensor, nodes: int, how: str, kind: str) -> Data:
 # ---- the nodes -------------------------------------------------------------------------------------------------------
 
 
-def _ids(*columns: pd.Series) -> np.ndarray:
-    """The names of the nodes in the columns, one after the other: int64, or text."""
-    for column in columns:
-        part = column.dtype.kind == "f" and not (column % 1 == 0).all()
-        if part or (column.dtype.kind not in "iuf" and column.str.fullmatch(r"\s*[0-9]*\.[0-9]*[1-9][0-9]*").all()):
-            raise GnnlabError("a node is missing, or its id is a fraction; a row is an edge: source,target")
-    if all(column.dtype.kind in "if" for column in columns):
-        ids = np.concatenate([column.to_numpy(dtype=np.int64) for column in columns])
-        if ids.min() >= 0:
-            return ids
-        raise GnnlabError(f"the name of a node is a negative number, {ids.min()}; number nodes from 0")
-    whole = [column.astype(np.int64) if column.dtype.kind == "f" else column for column in columns]
-    names = pd.concat([column.astype(str).str.strip() for column in whole], ignore_index=True)
-    bad = names.isna() | names.str.fullmatch("|-[0-9]+")
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0]) % len(columns[0]) + 1
-        raise GnnlabError(f"the name of a node is empty or a negative number in row {row}; give it another")
+def _ids(columns: list[pd.Series], separator: str) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each cell among the ids, one column after the other, and the ids, each once: integers in ascending
+    order, or text as it appears."""
+    if all(column.dtype.kind == "i" for column in columns):
+        places, ids = pd.factorize(np.concatenate([column.to_numpy(np.int64) for column in columns]), sort=True)
+        if ids[0] < 0:
+            raise GnnlabError(f"the name of a node is a negative number, {ids[0]}; number nodes from 0")
+        return places, ids
+    places, names = pd.factorize(pd.concat([column.astype(str) for column in columns], ignore_index=True))
+    names = pd.Series(names, dtype=str).str.strip()
+    _check_names(names, places, len(columns[0]), separator)
+    ids = names.to_numpy(dtype=object)
     if names.str.fullmatch(r"[0-9]{1,18}(\.0*)?").all():
-        names = names.str.replace(r"\.0*$", "", regex=True)
-        integers = names.astype(np.int64)
-        if integers.nunique() == names.nunique():  # else 7 and 007 are two nodes
-            return integers.to_numpy()
-    return names.to_numpy(dtype=object)
+        names = names.str.partition(".")[0]
+        if names.astype(np.int64).nunique() == names.nunique():  # else 7 and 007 are two nodes
+            ids = names.astype(np.int64).to_numpy()
+    renamed, ids = pd.factorize(ids, sort=ids.dtype == np.int64)  # "a " is a
+    return renamed[places], ids
 
 
-def _different(ids: np.ndarray) -> np.ndarray:
-    """The ids, each once: integers in ascending order, names as they appear."""
-    if ids.dtype != np.int64:
-        return pd.unique(ids)
-    if ids.max() >= FEW * len(ids):
-        return np.unique(ids)
-    seen = np.zeros(ids.max() + 1, dtype=bool)
-    seen[ids] = True
-    return np.flatnonzero(seen)
+def _check_names(names: pd.Series, places: np.ndarray, rows: int, separator: str) -> None:
+    """Refuses names that are none, or may be two numbers."""
+    bad = names.str.fullmatch("|-[0-9]+")
+    if bad.any():
+        row = int(np.flatnonzero(bad.to_numpy()[places])[0]) % rows + 1
+        raise GnnlabError(f"the name of a node is empty or a negative number in row {row}; give it another")
+    if (names == "{}").any():
+        raise GnnlabError(f"networkx wrote it with {{}}: {NETWORKX.format('multiline_adjlist')}")
+    if names.str.fullmatch(r"[0-9]*\.?[0-9]*").all():
+        if names.str.fullmatch(r"[0-9]*\.[0-9]*[1-9][0-9]*").any():
+            raise GnnlabError("a node is missing, or its id is a fraction; a row is an edge: source,target")
+        if separator != "," and (found := names[names.str.fullmatch(r"[1-9][0-9]{0,2}\.[0-9]{3}")]).any():
+            one = found.iloc[0]
+            raise GnnlabError(f"id {one} may be {one.replace('.', '')} or {one[:-4]}; write ids without points")
 
 
-def _places(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """The place of each id among the known, int64; -1 where it is none of them."""
-    if ids.dtype != np.int64 or ids.max() >= FEW * len(ids):
-        return pd.Index(known).get_indexer(ids).astype(np.int64, copy=False)
-    if known[-1] == len(known) - 1:  # 0..N-1
-        return np.where(ids < len(known), ids, -1) if ids.max() >= len(known) else ids
-    places = np.full(max(ids.max(), known[-1]) + 1, -1)
-    places[known] = np.arange(len(known))
-    return places[ids]
+def _among(places: np.ndarray, own: np.ndarray, ids: np.ndarray, file: str) -> np.ndarray:
+    """The places of the edges' ids among the file's `own`, both as places among all ids."""
+    among = np.full(len(ids), -1)
+    among[own] = np.arange(len(own))
+    if len(np.unique(own)) < len(own):
+        twice = ids[np.bincount(own).argmax()]
+        raise GnnlabError(f"node {quoted(str(twice))} is in {file} twice; write a row a node")
+    if (among[places] < 0).any():
+        missing = ids[places[among[places] < 0][0]]
+        raise GnnlabError(f"node {quoted(str(missing))} of the edges is not in {file}; add it there")
+    return among[places]
 
 
 def _own(names: Sequence[str]) -> tuple[int] | None:
-    return next(((i,) for i, name in enumerate(names) if key(name) in IDS), None)
+    keys = [key(name) for name in names]
+    return next(((keys.index(name),) for name in IDS if name in keys), None)
 
 
 def read_nodes(path: Path) -> dict[str, Any]:
     """A file of nodes, one a row: the column `id` of their names, `x` (N, F) of columns of numbers, `y` (N,) of one
     named label or class, where there are such; how it was read, and what is not used."""
-    table = delimited.read(path, _own, default=(0,))
+    table = delimited.read(delimited.scan(path), _own, default=(0,))
     names = table.header or [f"column {i + 1}" for i in range(max(table.cells) + 1)]
+    if _ends(names):
+        raise GnnlabError(f"{','.join(names)[:80]} are edges; a file of nodes has a node a row, and a column id")
     (own,) = _own(names) or (0,)
-    columns, y, unused = {}, {}, table.unused
-    for i in table.cells:
-        column = table.cells[i]
-        text = not delimited.is_numeric(column)
+    columns, labels, unused = {}, {}, table.unused
+    for i, column in table.cells.items():
+        column = column.astype(int) if column.dtype.kind == "b" else column
+        text = not delimited.is_numeric(column.dropna())
         label = key(names[i]) in LABELS or (table.header is None and text and i == max(table.cells))
         if i == own:
             continue
-        if label and not y and column.notna().all() and (not text or column.nunique() <= len(column) / 2):
-            y = {"y": pd.Categorical(column).codes.astype(np.int64) if text else numbers(names[i], column, "")}
+        if _counts_rows(names[i], column):
+            unused.append(f"row numbers {names[i]}".strip())
+        elif label and not (text and column.is_unique):  # a label of its own for each node is a name
+            labels[names[i]] = column
         elif text:
             unused.append(f"text of {names[i]}")
         else:
-            columns[names[i]] = numbers(names[i], column, table.separator).astype(np.float64)
-    if not table.cells[own].is_unique:
-        twice = table.cells[own][table.cells[own].duplicated()].iloc[0]
-        raise GnnlabError(f"node {quoted(str(twice))} is there twice; write a row a node")
-    x = {"x": np.stack(list(columns.values()), axis=1)} if columns else {}
+            columns[names[i]] = column
+    if len(labels) > 1:
+        raise GnnlabError(f"{' and '.join(labels)} may both be y; keep one")
+    y = {"y": _classes(*label) for label in labels.items()}
+    columns = [column.astype(np.float64) for column in numbers(columns, table.separator).values()]
+    x = {"x": np.stack(columns, axis=1)} if columns else {}
     how = f"nodes of {path.name}, {table.how[0]}"
     return {"id": table.cells[own], **x, **y, "unused": unused, "how": how, "file": path.name}
+
+
+def _classes(name: str, column: pd.Series) -> np.ndarray:
+    """int64 or float64 (N,): numbers as they are, the place of a text among all"""
+    delimited.complete(name, column)
+    if delimited.is_numeric(column):
+        return numbers({name: column}, "")[name]
+    return pd.Categorical(column).codes.astype(np.int64)

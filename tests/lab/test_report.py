@@ -138,6 +138,19 @@ def test_a_run_without_an_executed_notebook_has_a_page_of_its_figures_and_number
     assert "Gat layer: gnnlab is 2.00× (1.90 to 2.10×) as fast as PyG" in html and 'id="fig-operators"' in html
 
 
+def test_after_a_run_only_its_own_page_is_written_anew(tmp_path):
+    names = ["01_profile_bottlenecks", "02_optimize_gnn"]
+    for name in names:
+        result(name, tmp_path)
+    report.build_site(tmp_path)
+    for name in names:
+        (tmp_path / f"{name}.html").write_text("older")
+    report.build_site(tmp_path, names[0])
+    assert not read(tmp_path, "01_profile_bottlenecks.html").endswith("older")
+    assert read(tmp_path, "02_optimize_gnn.html").endswith("older")
+    assert "02_optimize_gnn.html" in read(tmp_path, "index.html")
+
+
 def test_what_cannot_be_shown_is_one_line_and_the_results_stay(tmp_path, monkeypatch):
     runs = [result(name, tmp_path) for name in ("01_profile_bottlenecks", "02_optimize_gnn")]
     (runs[0] / results.NOTEBOOK).write_bytes(b"\xff\xfe{")

@@ -78,7 +78,7 @@ def make_repository(root):
 def sites():
     """The sites that would be built."""
     built = []
-    site = types.SimpleNamespace(build_site=lambda folder: built.append(folder) or folder / "index.html")
+    site = types.SimpleNamespace(build_site=lambda folder, *_: built.append(folder) or folder / "index.html")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "gnnlab.lab.report", site)
         yield built
