@@ -66,6 +66,9 @@ class Lines:
     def rows(self, find_ids: FindIds, most: int = SAMPLE) -> tuple[list[list[str]], str]:
         """The cells of the first lines, and what separates them: a header that is understood tells, or equal rows."""
         lines = self.first(most)
+        if braces := [line for line in lines if " {" in line]:
+            kind = "multiline_adjlist" if re.fullmatch(r"\S+ {}\s*", braces[0]) else "edgelist"
+            raise GnnlabError(f"networkx wrote it with {{}}: {NETWORKX.format(kind)}")
         by_separator = {separator: _cells(lines, separator) for separator in SEPARATORS}
         several = {s: rows for s, rows in by_separator.items() if max(map(len, rows)) > 1}
         if not several:
