@@ -74,7 +74,6 @@ class ResultFile(Strict):
     environment: dict[str, Any] = Field(default_factory=dict)
     rows: list[Row] = Field(default_factory=list)
     figures: list[FigureRecord] = Field(default_factory=list)
-    purposes: dict[str, str] = Field(default_factory=dict)  # of studies whose forms are a choice: what for
     started: str  # ISO 8601, UTC
     seconds: float = Field(0, ge=0)
 

@@ -77,7 +77,6 @@ class Lab:
         self.begun = ResultFile.begun(notebook, self.folder.name, values)
         self.table = Table()
         self.figures: list[FigureRecord] = []
-        self.purposes: dict[str, str] = {}
         self._own = None if PLACE in os.environ else tempfile.TemporaryDirectory(prefix="gnnlab-")
         self._place = Path(self._own.name if self._own else os.environ[PLACE])  # the folder that this run fills
         display(HTML(report.environment_card(self.environment)))
@@ -99,7 +98,6 @@ class Lab:
         key: str | Sequence[str] = KEY,
         device: str | None = None,
         of_form: Mapping[str, Mapping[str, Any]] | None = None,
-        purpose: str | None = None,
         **options: Any,
     ) -> Study:
         """Check that `forms` compute the same, time them interleaved, and record a row for each form and cell.
@@ -107,19 +105,14 @@ class Lab:
         `forms` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
         tuple of several keys, to its inputs: a mapping by the names of arguments, or a tuple. `key` names the keys.
         `device` is where forms compute: unless it is named, where the tensors are that go in and out. The rows of a
-        form say what the form says of itself (`context.row_of`), and what `of_form` has for it, as `{"onnx":
+        form say what the form says of itself (`conditions.row_of`), and what `of_form` has for it, as `{"onnx":
         {"runtime": ...}}`. A form that raises `Unavailable` is one, and no failure. `options` are those of
         `measure.race.race_forms`: budget_s (of one cell), tolerance, mode, per.
-
-        `purpose` says what the forms are alternatives for, as "attention over {nodes} nodes" with the keys of a cell: a
-        line of the table with which the report opens. A race without one is no choice of a reader's.
         """
         from gnnlab.measure.conditions import row_of
         from gnnlab.measure.race import race_forms  # torch, heavy
 
         names, baseline = [key] if isinstance(key, str) else list(key), next(iter(forms))
-        if purpose:
-            self.purposes[study] = purpose
         unseen = PLACE in os.environ or None  # None: shown in a terminal and in JupyterLab
         for label, inputs in tqdm(over.items(), f"cells of {study}", leave=False, disable=unseen):
             keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
@@ -156,19 +149,14 @@ class Lab:
             self._put(study=study, form=form, value=float(value), **fields)
         return self.study(study)
 
-    def record(
-        self, study: str, frame: pd.DataFrame, *, keys: Sequence[str] = (), purpose: str | None = None, **constant: Any
-    ) -> Study:
+    def record(self, study: str, frame: pd.DataFrame, *, keys: Sequence[str] = (), **constant: Any) -> Study:
         """Record a row of the table for each row of `frame`, whose columns are named as a row's fields are.
 
         `keys` are the columns that say of what a row is. Fields that are alike in all rows are given as `constant`. A
         column `samples` holds the samples; where it stands, value, low, high and n follow from them. Other columns are
         ignored, and so are NaN and None. Conditions are those of torch in this process where neither names them.
-        `purpose` as that of a race.
         Raises `GnnlabError`: a row lacks a field or contradicts itself.
         """
-        if purpose:
-            self.purposes[study] = purpose
         known = {*tables.FIELDS, "samples"} - {"study", "keys"}
         for given in frame.to_dict(orient="records"):
             named = {n: v for n, v in given.items() if n in known and not (pd.api.types.is_scalar(v) and pd.isna(v))}
@@ -279,7 +267,6 @@ class Lab:
             made_from=self.begun.run,  # alike to no other, as cells may have been changed; `gnnlab run` knows better
             environment=self.environment | {"finished": provenance.state()},
             figures=self.figures,
-            purposes=self.purposes,
         )
 
     def require_device(self, device: str) -> None:

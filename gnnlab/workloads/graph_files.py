@@ -36,7 +36,11 @@ SAFE = [
         np.dtype,
         *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"},
     ),
-    *((np._core.multiarray._reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    *(
+        (getattr(np._core.multiarray, name), f"numpy.{core}.multiarray.{name}")
+        for core in ("core", "_core")
+        for name in ("_reconstruct", "scalar")
+    ),
 ]
 # fields of a Data, and the names that people give them in files, without case
 FIELDS = {
@@ -79,8 +83,7 @@ def read_graphml(path: Path) -> Data:
     missing = [name for name, column in columns.items() if column.isna().any()]
     if missing:
         raise GnnlabError(f"some nodes lack a number that others have, or it is nan: {', '.join(missing)}; fill it in")
-    drawn = {"x", "y"} <= columns.keys() and ({"r", "g", "b"} <= columns.keys() or columns["y"].dtype.kind == "f")
-    if drawn:
+    if {"x", "y"} <= columns.keys() and ({"r", "g", "b"} <= columns.keys() or "size" in columns):
         unused.append(f"drawing {', '.join(name for name in DRAWING if columns.pop(name, None) is not None)}")
     names = sorted(columns, key=lambda name: (name.lower() != "label", name.lower()))
     label = next((name for name in names if name.lower() in ("label", "y")), None)
@@ -132,7 +135,12 @@ def read_pt(path: Path, place: int | None = None) -> Data:
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
         what = f"{name[1]}, which is not loaded, as it may run code" if name else "no saved object"
-        raise GnnlabError(f"it holds {what}; save a plain Data: torch.save(data.clone(), path)") from error
+        raise GnnlabError(
+            f"it holds {what}; save a Data without such fields, of a Batch torch.save(batch.to_data_list(), path), of "
+            "a data set torch.save(list(dataset), path)"
+        ) from error
+    except (RuntimeError, EOFError) as error:
+        raise GnnlabError("it is cut off or damaged; download it again, or write it again") from error
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(before)
@@ -143,7 +151,7 @@ def read_pt(path: Path, place: int | None = None) -> Data:
     elif place is not None:
         raise GnnlabError(f"it holds one graph; leave [{place}] out")
     if type(data) is dict and not any(isinstance(value, Mapping | Data | list) for value in data.values()):
-        data = _of_arrays({str(name): np.asarray(value) for name, value in data.items()})
+        data = _of_arrays({str(name): _array(value) for name, value in data.items()})
     if not isinstance(data, Data):
         return data  # `checked` says what it is
     data._store.__dict__.pop("_cached_attr", None)
@@ -152,8 +160,8 @@ def read_pt(path: Path, place: int | None = None) -> Data:
 
 
 def _graph_at(several: list | tuple, place: int) -> tuple[Any, int]:
-    """The graph at `place` of a list, or of all graphs in one with the places where they begin, and their number."""
-    if isinstance(several, list):
+    """The graph at `place` of several, or of all graphs in one with the places where they begin, and their number."""
+    if isinstance(several, list) or all(isinstance(one, Data) for one in several):
         count = len(several)
         if not count:
             raise GnnlabError("it holds an empty list; save one torch_geometric Data")
@@ -174,12 +182,23 @@ def _graph_at(several: list | tuple, place: int) -> tuple[Any, int]:
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
+def _array(value: Any) -> np.ndarray:
+    if torch.is_tensor(value):
+        value = value.detach().to_dense()
+        value = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
+    return np.asarray(value)
+
+
 def _of_arrays(arrays: dict[str, np.ndarray]) -> Data:
     """The graph of arrays by their names; those of other names are kept where they are numbers, and said."""
     matrices = {name: _csr(arrays, name) for name in ("adj", "attr")}
     dense = next((name for name in arrays if name.lower() in ("adj", "adjacency", "adj_matrix", "a")), None)
     if dense and matrices["adj"] is None and arrays[dense].ndim == 2:
         matrices["adj"] = scipy.sparse.csr_array(arrays.pop(dense))
+    if {"senders", "receivers"} <= arrays.keys():
+        raise GnnlabError(
+            "arrays as jraph names them; save edge_index=numpy.stack([senders, receivers]), x=nodes, edge_attr=edges"
+        )
     fields, unused = {}, []
     for name, array in arrays.items():
         field = FIELD_OF.get(name.lower(), name)
@@ -190,7 +209,7 @@ def _of_arrays(arrays: dict[str, np.ndarray]) -> Data:
             raise GnnlabError(f"{name} holds {array.dtype}, not numbers; number it (numpy.unique, return_inverse)")
         if field in fields:
             raise GnnlabError(f"{name} and another array are both {field}; keep one")
-        if field == "edge_index" and name.lower() != "edge_index" and array.shape[-1] == 2:
+        if field == "edge_index" and name.lower() != "edge_index" and array.shape[-1:] == (2,):
             if len(array) == 2:
                 raise GnnlabError(f"{name} (2, 2) may be (2, E) or (E, 2); name it edge_index and write it as (2, E)")
             array = array.T
@@ -200,10 +219,12 @@ def _of_arrays(arrays: dict[str, np.ndarray]) -> Data:
     if matrices["attr"] is not None:
         fields["x"] = _dense(matrices["attr"])
     if matrices["adj"] is not None:
+        if "edge_index" in fields:
+            raise GnnlabError("both an adjacency and edges give the graph; keep one")
         return _of_matrix(matrices["adj"], fields, unused)
     if "edge_index" not in fields:
         raise GnnlabError(f"there is no edge_index (2, E) among {quoted(', '.join(arrays))}; name the edges so")
-    if (shape := fields["edge_index"].shape)[0] != 2 or len(shape) != 2:
+    if (shape := fields["edge_index"].shape)[:1] != (2,) or len(shape) != 2:
         raise GnnlabError(f"edge_index has shape {shape}; write it as (2, E)")
     return _graph(fields, unused)
 
@@ -216,6 +237,8 @@ def _of_matrix(adjacency: Any, fields: dict[str, np.ndarray], unused: list[str])
     if np.iscomplexobj(adjacency.data):
         raise GnnlabError("the matrix holds complex numbers; take their magnitude (numpy.abs)")
     matrix = adjacency.tocoo() if adjacency.format != "csc" else adjacency.tocsr().tocoo()
+    if adjacency.format == "bsr":  # which fills its blocks with zeros
+        matrix.eliminate_zeros()
     given = {"edge_index": np.stack([matrix.row, matrix.col]), "num_nodes": np.array(nodes)}
     if (matrix.data != 1).any():
         given["edge_weight"] = matrix.data
@@ -265,10 +288,11 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 
 def read_packed(path: Path) -> Data:
-    """An edge list that gzip packed."""
-    if Path(path.stem).suffix.lower() not in edge_lists.SUFFIXES:
-        raise GnnlabError(f"of packed files edge lists are read; unpack it with gunzip {path.name}")
-    return edge_lists.read(path)
+    """An edge list or a matrix of Matrix Market that gzip packed."""
+    suffix = Path(path.stem).suffix.lower()
+    if suffix not in (*edge_lists.SUFFIXES, ".mtx"):
+        raise GnnlabError(f"of packed files edge lists and .mtx are read; unpack it with gunzip {path.name}")
+    return read_mtx(path) if suffix == ".mtx" else edge_lists.read(path)
 
 
 READERS: dict[str, tuple[Callable[[Path], Data], str]] = {
@@ -281,10 +305,16 @@ READERS: dict[str, tuple[Callable[[Path], Data], str]] = {
 }
 
 # how networkx or others turn other files into one that is read; {} is the path
-_NETWORKX = 'networkx.write_graphml(networkx.read_{}("{{}}"), "new.graphml")'
+_NETWORKX = 'networkx.write_graphml(networkx.read_{}("{{}}", create_using=networkx.DiGraph), "new.graphml")'
+_WITHOUT = (  # the drawing that GraphML has no place for
+    'graph = networkx.read_{}("{{}}"{}); [node.pop("{}", 0) for _, node in graph.nodes(data=True)]; '
+    'networkx.write_graphml(graph, "new.graphml")'
+)
 CONVERT = {
-    **{f".{name}": _NETWORKX.format(name) for name in ("gml", "edgelist", "adjlist", "gexf")},
-    ".net": _NETWORKX.format("pajek"),
+    ".gml": _WITHOUT.format("gml", ", label=None", "graphics"),
+    ".gexf": _WITHOUT.format("gexf", "", "viz"),
+    **{f".{name}": _NETWORKX.format(name) for name in ("edgelist", "adjlist")},
+    ".net": 'networkx.to_pandas_edgelist(networkx.read_pajek("{}").to_directed()).to_csv("new.csv", index=False)',
     ".dot": 'networkx.write_graphml(networkx.nx_pydot.read_dot("{}"), "new.graphml")',
     **dict.fromkeys(
         (".pkl", ".pickle", ".gpickle"),
@@ -292,9 +322,16 @@ CONVERT = {
     ),
     ".mat": 'scipy.sparse.save_npz("new.npz", scipy.sparse.csr_array(scipy.io.loadmat("{}")[NAME]))',
     ".bin": 'numpy.savez("new.npz", edge_index=torch.stack(dgl.load_graphs("{}")[0][0].edges()))',
-    ".json": 'networkx.write_graphml(networkx.node_link_graph(json.load(open("{}"))), "new.graphml")',
+    ".json": (
+        'networkx.write_graphml(networkx.node_link_graph(json.load(open("{}")), edges="links"), "new.graphml"), '
+        'with edges="edges" if it has no links'
+    ),
     ".npy": 'numpy.savez("new.npz", edge_index=numpy.load("{}"))',
-    ".parquet": 'pandas.read_parquet("{}").to_csv("new.csv", index=False)',
-    ".xlsx": 'pandas.read_excel("{}").to_csv("new.csv", index=False)',
+    **{f".{kind}": f'pandas.read_{kind}("{{}}").to_csv("new.csv", index=False)' for kind in ("parquet", "feather")},
+    **dict.fromkeys((".xlsx", ".xls"), 'pandas.read_excel("{}").to_csv("new.csv", index=False)'),
+    ".h5": 'pandas.read_hdf("{}").to_csv("new.csv", index=False), or read its arrays with h5py and save them as .npz',
     ".xml": 'os.rename("{}", "new.graphml"), if it is GraphML',
+    ".pth": 'os.rename("{}", "new.pt")',
+    ".zip": 'shutil.unpack_archive("{}")',
+    **{f".{kind}": f'pandas.read_csv("{{}}").to_csv("new.csv", index=False)' for kind in ("bz2", "xz", "zst")},
 }

@@ -131,8 +131,12 @@ def _from_file(name: str, nodes: Path | None) -> tuple[Data, Path]:
         raise GnnlabError(f"{path}: a folder; name a file in it, or a data set as pyg:TUDataset:MUTAG")
     known = [*BUNDLED, "random:", *(f"{family}:" for family in FAMILIES), "pyg:"]
     allowed = f"{', '.join(known)} or a path to {', '.join(graph_files.READERS)} are understood"
-    hint = "; rename an edge list to end in .txt" if len(name) < 1000 and path.is_file() else ""
+    hint = "; rename an edge list to end in .txt" if len(name) < 1000 and _is_text(path) else ""
     raise GnnlabError(f"{quoted(name)} is no graph{meant(name, [*known, *SETS])}: {allowed}{hint}")
+
+
+def _is_text(path: Path) -> bool:
+    return path.is_file() and b"\0" not in (begin := path.open("rb").read(4096)) and begin.isascii()
 
 
 # ---- PyG's data sets -------------------------------------------------------------------------------------------------
@@ -239,7 +243,7 @@ def checked(data: Data, source: str) -> Data:
     if not isinstance(data, Data):
         needed = "a name, a path or a torch_geometric Data with one kind of node is needed"
         raise GnnlabError(f"{source}: {needed}, got {type(data).__name__}")
-    data = copy.copy(data)
+    data = copy.copy(data).detach()
     try:
         for field, value in data.to_dict().items():
             if isinstance(value, np.ndarray):
@@ -261,14 +265,14 @@ def checked(data: Data, source: str) -> Data:
                 f"{data.num_edges:,} edges among {nodes:,} nodes: number the nodes of the edges 0..N-1 "
                 "(numpy.unique, return_inverse=True)"
             )
-        data.edge_index = data.edge_index.to(torch.int64).contiguous()
+        data.edge_index, edges = data.edge_index.to(torch.int64).contiguous(), data.edge_index.shape[1]
         if (weight := data.get("edge_weight")) is not None:
-            if weight.numel() != data.num_edges:
-                raise GnnlabError(f"edge_weight must hold {data.num_edges} numbers, one an edge, got {weight.numel()}")
-            data.edge_weight = weight.to(torch.float32).reshape(data.num_edges)
+            if weight.numel() != edges:
+                raise GnnlabError(f"edge_weight must hold {edges} numbers, one an edge, got {weight.numel()}")
+            data.edge_weight = weight.to(torch.float32).reshape(edges)
         if (attr := data.get("edge_attr")) is not None:
-            if len(attr) != data.num_edges:
-                raise GnnlabError(f"edge_attr must have {data.num_edges} rows, one for each edge, got {len(attr)}")
+            if len(attr) != edges:
+                raise GnnlabError(f"edge_attr must have {edges} rows, one for each edge, got {len(attr)}")
             data.edge_attr = attr.to(torch.float32) if attr.is_floating_point() and not _is_large(attr) else attr
             data.edge_attr = data.edge_attr.contiguous()
         if data.x is None:
@@ -300,10 +304,10 @@ def _features(x: torch.Tensor, nodes: int) -> torch.Tensor:
 
 def _edges_of_adj_t(data: Data) -> None:
     """`adj_t` [i, j] is an edge from j to i, as `ToSparseTensor` makes it."""
-    target_source = data.adj_t.to_sparse_coo().coalesce()
-    data.edge_index = target_source.indices().flip(0)
-    if (target_source.values() != 1).any():
-        data.edge_weight = target_source.values()
+    target_source = data.adj_t.to_sparse_coo()  # _indices: an edge that is there twice stays so
+    data.edge_index = target_source._indices().flip(0)
+    if (target_source._values() != 1).any():
+        data.edge_weight = target_source._values()
     data.num_nodes = len(data.adj_t)
     del data.adj_t
 

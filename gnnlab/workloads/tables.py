@@ -10,8 +10,11 @@ had to be filled in or left out, `FeatureTable.read_as` says in one line.
 
 from __future__ import annotations
 
+import gzip
 import itertools
-import warnings
+import re
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -200,7 +203,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pd.DataFrame:
     Missing are null and empty cells, and words such as nan in a column of a text file that holds numbers otherwise.
     Raises `GnnlabError` in one line that begins with the path.
     """
-    frame = read_file(path, READERS).rename(columns=str)
+    frame = read_file(path, READERS)
     for name in names:
         if name not in frame:
             there = quoted(", ".join(frame))
@@ -221,13 +224,36 @@ def _of_numbers(column: pd.Series) -> bool:
     return len(given) > 0 and pd.to_numeric(given, errors="coerce").notna().all()
 
 
-def _read_text(path: Path, separator: str) -> pd.DataFrame:
-    with warnings.catch_warnings():  # rows that are longer than the header are cut with a warning only
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        frame = pd.read_csv(
-            path, sep=separator, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8-sig"
+def _read_text(path: Path) -> pd.DataFrame:
+    """Cells as text; the header tells what separates them."""
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    if kind not in SEPARATORS:
+        raise GnnlabError(f"of packed files tables are read; unpack it with gunzip {path.name}")
+    with (
+        gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file
+    ):
+        header = file.readline()
+    separator = next((each for each in (SEPARATORS[kind], "\t", ";", ",", "|") if each in header), ",")
+    try:
+        rows = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except pd.errors.ParserError as error:
+        raise GnnlabError(
+            f"{one_line(error)}: a row has other cells than the header, or a quotation mark is not closed"
         )
-    return frame.rename(columns=str.strip)
+    for name, column in rows.items():
+        broken = column[column.str.contains("\n", regex=False, na=False)]
+        inner = broken.str.split("\n").str[1:].explode().str.count(re.escape(separator))
+        if (inner == rows.shape[1] - 1).any():
+            raise GnnlabError(
+                f"a quotation mark may be left open: {quoted(broken.iloc[0])} is one cell or rows of its own; delete the "
+                "quotation mark, or the line breaks"
+            )
+    return rows[1:].reset_index(drop=True).set_axis(rows.iloc[0].fillna("").str.strip(), axis=1)
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    frame = pd.read_parquet(path, dtype_backend="numpy_nullable")
+    return (frame if frame.index.name is None else frame.reset_index()).rename(columns=str)
 
 
 def read_file(path: Path, readers: Mapping[str, tuple[Callable[[Path], Any], str]]) -> Any:
@@ -235,26 +261,47 @@ def read_file(path: Path, readers: Mapping[str, tuple[Callable[[Path], Any], str
 
     Raises `GnnlabError`: no such file, another suffix, or what the library that reads it says of it, in one line.
     """
+    path, suffix = path.expanduser(), path.suffix.lower()
+    if re.match("[a-z]+:/", str(path)):
+        raise GnnlabError(f"{path}: an address; download the file first and name its path")
     if not path.is_file():
+        if path.exists():
+            raise GnnlabError(f"{path}: {'a folder' if path.is_dir() else 'no plain file'}; name a file")
         raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
-    if path.suffix.lower() not in readers:
+    if suffix not in readers:
         raise GnnlabError(f"{path}: a file that ends in {', '.join(readers)} is needed")
-    reader, allowed = readers[path.suffix.lower()]
+    begin = path.open("rb").read(256)
+    for pattern, where, what in BEGINNINGS:
+        if suffix not in where and re.match(pattern, begin, re.IGNORECASE):
+            raise GnnlabError(f"{path}: it is {what}")
+    reader, allowed = readers[suffix]
     try:
         return reader(path)
     except GnnlabError as error:  # says what to do
         raise GnnlabError(f"{path}: {error}") from error
     except UnicodeDecodeError as error:
         raise GnnlabError(f"{path}: it is not text in UTF-8; save it so (in Excel: CSV UTF-8)") from error
+    except (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
+        raise GnnlabError(f"{path}: it is cut off or damaged; download it again, or write it again") from error
     except Exception as error:
         raise GnnlabError(f"{path}: {one_line(error)}; needed: {allowed}") from error
 
 
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
 READERS: dict[str, tuple[Callable[[Path], pd.DataFrame], str]] = {
-    ".csv": (lambda path: _read_text(path, ","), "a table with commas, in UTF-8, names of columns first"),
-    ".tsv": (lambda path: _read_text(path, "\t"), "a table with tabs, in UTF-8, names of columns first"),
-    ".parquet": (lambda path: pd.read_parquet(path, dtype_backend="numpy_nullable"), "a Parquet file"),
+    **dict.fromkeys((*SEPARATORS, ".gz"), (_read_text, "a table in UTF-8, names of columns first")),
+    ".parquet": (_read_parquet, "a Parquet file"),
 }
+# how files begin, the suffixes where that is right, and what else it is
+BEGINNINGS = (
+    (rb"version https://git-lfs", (), "a pointer of Git LFS; get the file itself: git lfs pull"),
+    (rb"\s*<(!doctype )?html", (), "a web page; download the file itself"),
+    (rb"PK\x03\x04", (".npz", ".pt"), "a zip archive or an Excel file; unpack it, or save it as CSV"),
+    (rb"\x1f\x8b", (".gz",), "packed by gzip; add .gz to its name"),
+    (rb"BZh|\xfd7zXZ", (), "packed; unpack it"),
+    (rb"\x93NUMPY", (), "an array of numpy.save; save it by numpy.savez(path, edge_index=array)"),
+    (rb'\s*[\[{]\s*[\[{"]', (), 'JSON; of a list of rows, pandas.read_json(path).to_csv("new.csv", index=False)'),
+)
 
 
 # ---- planted ---------------------------------------------------------------------------------------------------------

@@ -166,7 +166,8 @@ def test_a_notebook_runs_whenever_it_is_asked_for_and_missing_runs_what_has_not_
     sites.clear()
     _, printed = start(repository, "01", runs=2)
     assert "01_profile_bottlenecks  running  run 1 of 2\n" in printed and "running  run 2 of 2\n" in printed
-    assert results.newest(repository / "outputs/quick", FIRST)[0].parent.name == "0003" and len(sites) == 2  # and the whole
+    assert results.newest(repository / "outputs/quick", FIRST)[0].parent.name == "0003"
+    assert len(sites) == 2  # the page of the notebook, then the whole
     before = contents(repository)
     statuses, printed = start(repository, "01", missing=True)
     assert statuses == {"01": "passed"} and f"passed   not missing: {FIRST}/0003" in printed

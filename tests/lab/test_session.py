@@ -111,7 +111,7 @@ def test_outputs_may_go_below_the_home_of_the_user_and_under_the_runner_wait_whe
 def test_a_race_records_every_form_in_every_cell_and_what_it_is_a_choice_for(lab):
     forms = {"base": nn.Identity(), "mine": lambda input: input + 0, "wrong": lambda input: input * 2}
     over = {n: {"input": torch.ones(n)} for n in (10, 100)}
-    raced = lab.race("copy", forms, over, key="rows", budget_s=0.01, purpose="a copy of {rows}")
+    raced = lab.race("copy", forms, over, key="rows", budget_s=0.01)
     assert [row.form for row in raced.rows] == ["base", "A/A", "mine", "wrong"] * 2
     mine = raced.rows[2]
     assert mine.keys == {"rows": 10} and mine.baseline == "base" and mine.parity_error == 0
@@ -125,7 +125,6 @@ def test_a_race_records_every_form_in_every_cell_and_what_it_is_a_choice_for(lab
     path = lab.finish()
     result = results.read(path)
     table = results.table_of(path, result)
-    assert result.purposes == {"copy": "a copy of {rows}"}
     assert not [line for row in table for line in ledger.differences(row, table)]
 
 
