@@ -106,16 +106,34 @@ def in_a_phrase(environment: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, parts))
 
 
+LABELS = {  # what a reader sees in place of a name of the JSON
+    "dirty": "uncommitted changes",
+    "memory_gb": "memory (GB)",
+    "usable": "cores that the run might use",
+    "omp_num_threads": "OMP_NUM_THREADS",
+    "float32_products": "precision of float32 products",
+    "load": "load (1, 5, 15 min)",
+    "others_percent": "used by other programs (%)",
+    "steal_percent": "taken by other guests (%)",
+    "finished": "at its end",
+}
+
+
 def in_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value) of what the environment holds, in words; what the system did not tell is left out."""
-    rows = [(name.replace("_", " "), _words(value)) for name, value in environment.items()]
+    rows = [
+        (LABELS.get(name, name.removesuffix("_bytes").replace("_", " ")), _words(name, value))
+        for name, value in environment.items()
+    ]
     return [(name, words) for name, words in rows if words]
 
 
-def _words(value: Any) -> str:
-    """ "model AMD EPYC, cores 2" of a mapping."""
+def _words(name: str, value: Any) -> str:
+    """ "model AMD EPYC, cores 2" of a mapping; bytes as MiB."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {words}" for name, words in in_rows(value))
+        return ", ".join(" ".join(row) for row in in_rows(value))
     if isinstance(value, list):
-        return ("; " if value and isinstance(value[0], Mapping) else " ").join(map(_words, value))
+        return ("; " if value and isinstance(value[0], Mapping) else " ").join(_words(name, one) for one in value)
+    if name.endswith("_bytes") and value is not None:
+        return f"{value / 2**20:g} MiB"
     return "" if value is None else str(value)

@@ -321,7 +321,7 @@ def read_nodes(path: Path) -> dict[str, Any]:
             columns[names[i]] = column
     if len(labels) > 1:
         raise GnnlabError(f"{' and '.join(labels)} may both be y; keep one")
-    y = {"y": _classes(*label) for label in labels.items()}
+    y = {"y": _classes(*labels.popitem())} if labels else {}
     columns = [column.astype(np.float64) for column in numbers(columns, table.separator).values()]
     x = {"x": np.stack(columns, axis=1)} if columns else {}
     how = f"nodes of {path.name}, {table.how[0]}"

@@ -333,5 +333,8 @@ CONVERT = {
     ".xml": 'os.rename("{}", "new.graphml"), if it is GraphML',
     ".pth": 'os.rename("{}", "new.pt")',
     ".zip": 'shutil.unpack_archive("{}")',
-    **{f".{kind}": f'pandas.read_csv("{{}}").to_csv("new.csv", index=False)' for kind in ("bz2", "xz", "zst")},
+    **dict.fromkeys(
+        (".bz2", ".xz", ".zst"),
+        'pandas.read_csv("{}", header=None, dtype=str).to_csv("new.csv", index=False, header=False)',
+    ),
 }

@@ -136,7 +136,10 @@ def _from_file(name: str, nodes: Path | None) -> tuple[Data, Path]:
 
 
 def _is_text(path: Path) -> bool:
-    return path.is_file() and b"\0" not in (begin := path.open("rb").read(4096)) and begin.isascii()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return (begin := file.read(4096)).isascii() and b"\0" not in begin
 
 
 # ---- PyG's data sets -------------------------------------------------------------------------------------------------

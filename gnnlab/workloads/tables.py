@@ -238,15 +238,15 @@ def _read_text(path: Path) -> pd.DataFrame:
         rows = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     except pd.errors.ParserError as error:
         raise GnnlabError(
-            f"{one_line(error)}: a row has other cells than the header, or a quotation mark is not closed"
-        )
-    for name, column in rows.items():
+            f"{one_line(error)}; close quotation marks, and give each row the cells of the header"
+        ) from error
+    for _, column in rows.items():
         broken = column[column.str.contains("\n", regex=False, na=False)]
         inner = broken.str.split("\n").str[1:].explode().str.count(re.escape(separator))
         if (inner == rows.shape[1] - 1).any():
             raise GnnlabError(
-                f"a quotation mark may be left open: {quoted(broken.iloc[0])} is one cell or rows of its own; delete the "
-                "quotation mark, or the line breaks"
+                f"{quoted(broken.iloc[0])} may be one cell, or rows within a quotation mark that is left open; delete "
+                "the mark, or the line breaks"
             )
     return rows[1:].reset_index(drop=True).set_axis(rows.iloc[0].fillna("").str.strip(), axis=1)
 
@@ -270,7 +270,8 @@ def read_file(path: Path, readers: Mapping[str, tuple[Callable[[Path], Any], str
         raise GnnlabError(f"{path}: there is no such file; check the path (the current folder is {Path.cwd()})")
     if suffix not in readers:
         raise GnnlabError(f"{path}: a file that ends in {', '.join(readers)} is needed")
-    begin = path.open("rb").read(256)
+    with path.open("rb") as file:
+        begin = file.read(256)
     for pattern, where, what in BEGINNINGS:
         if suffix not in where and re.match(pattern, begin, re.IGNORECASE):
             raise GnnlabError(f"{path}: it is {what}")
