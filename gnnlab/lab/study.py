@@ -128,7 +128,7 @@ class Study:
         value, interval = text.with_unit(gain, "x")
         cases = sum((row.form, row.baseline) == (form, base) for row in raced)
         mean = f", geometric mean of {cases} cases" if cases > 1 else ""
-        return f"{self.title}: {form} is {value} ({interval}) as {better} as {base}{mean}"
+        return f"{self.title}: {form} is {value} ({interval}) as {better} as {base.removeprefix('as ')}{mean}"
 
     def _raced(self) -> list[Row]:
         """The rows over a baseline, without the control."""

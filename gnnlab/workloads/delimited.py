@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,13 +28,12 @@ LONGEST_LINE = 1 << 20  # bytes
 MOST_COLUMNS = 10_000
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "blanks"}
 OF_SUFFIX = {".csv": ",", ".tsv": "\t"}
-SUSPECTS = frozenset(b'#% \t,;|\r\n"sS')  # how a line without data begins
+SUSPECTS = frozenset(b'#% \t,;|\r\n"s')  # how a line without data begins
 NO_DATA = re.compile(rb'[ \t,;|]*(?:[#%].*|"?sep=.?"?[\t,;]*)?')
 PADDED = re.compile(rb'[\n,;|\t "]0[0-9]')
 NUMBER = re.compile(r"[+-]?([0-9]+([.,][0-9]*)*|[.,][0-9]+)([eE][+-]?[0-9]+)?|nan|NaN")
 NOT_GIVEN = ["", "NaN", "nan", "NA"]  # in a column of numbers
 TWINS = ("12", "01", "ab", "ij", "uv")  # in which the names of two like columns differ: txId1,txId2
-NETWORKX = "networkx.write_graphml(networkx.read_{}(path, create_using=networkx.DiGraph), new)"
 
 Ids = tuple[int, ...]
 FindIds = Callable[[Sequence[str]], Ids | None]  # the places of the ids' columns among names; none: it is no header
@@ -43,6 +43,7 @@ FindIds = Callable[[Sequence[str]], Ids | None]  # the places of the ids' column
 class Table:
     """The cells of a file: integers, numbers or text by column; the names in its header; how it was read."""
 
+    lines: Lines
     cells: pd.DataFrame
     header: list[str] | None
     separator: str
@@ -54,11 +55,21 @@ class Table:
 class Lines:
     """The lines with data of a file, and its comments, each with the number of data lines before it."""
 
-    suffix: str
+    name: str
     text: bytes = b""
     count: int = 0
     comments: list[tuple[int, str]] = field(default_factory=list)
     padded: bool = False  # whether a cell begins with 0 before a digit
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.name.lower().removesuffix(".gz")).suffix
+
+    def by_networkx(self, kind: str, separator: str = " ") -> str:
+        """The line of Python that makes of the file one that is read."""
+        between = "" if separator in " \t" else f', delimiter="{separator}"'
+        read = f'networkx.read_{kind}("{self.name}", create_using=networkx.DiGraph{between})'
+        return f'networkx.write_graphml({read}, "new.graphml")'
 
     def first(self, most: int = SAMPLE) -> list[str]:
         return [line.decode() for line in io.BytesIO(self.text).readlines(BLOCK)[:most]]
@@ -68,13 +79,14 @@ class Lines:
         lines = self.first(most)
         if braces := [line for line in lines if " {" in line]:
             kind = "multiline_adjlist" if re.fullmatch(r"\S+ {}\s*", braces[0]) else "edgelist"
-            raise GnnlabError(f"networkx wrote it with {{}}: {NETWORKX.format(kind)}")
+            raise GnnlabError(f"networkx wrote it with {{}}: {self.by_networkx(kind)}")
         by_separator = {separator: _cells(lines, separator) for separator in SEPARATORS}
         several = {s: rows for s, rows in by_separator.items() if max(map(len, rows)) > 1}
         if not several:
             raise GnnlabError(f"{quoted(lines[0].strip())} is one cell; write one edge a row: source,target")
         even = {s: r for s, r in several.items() if len(r[-1]) > 1 and len({len(row) for row in r[1:] or r}) == 1}
         known = {s: r for s, r in several.items() if find_ids(r[0])}
+        known = {s: r for s, r in known.items() if len(r[0]) == len(r[-1])} or known
         choices, own = known or even or several, OF_SUFFIX.get(self.suffix)
         if own and len(choices) > 1:
             choices.pop(" ", None)
@@ -92,9 +104,8 @@ class Lines:
 
 def scan(path: Path) -> Lines:
     """The lines of a file, without those that hold no data."""
-    name = path.name.lower()
-    lines, kept = Lines(Path(name.removesuffix(".gz")).suffix), []
-    with gzip.open(path) if name.endswith(".gz") else path.open("rb") as file:
+    lines, kept = Lines(path.name), []
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         while block := file.readlines(BLOCK):
             if not kept:
                 block[0] = block[0].removeprefix(b"\xef\xbb\xbf")
@@ -135,7 +146,7 @@ def _holds_others(rows: list[list[str]], separator: str, choices: Iterable[str])
     if separator == " " and "\t" in choices:
         return True
     others = {" "} & set(choices) if separator == "\t" else set(choices) - {separator}
-    cells = (cell.replace(", ", " ") for row in rows for cell in row if not NUMBER.fullmatch(cell))
+    cells = (cell.replace(", ", " ") for row in rows for cell in row if not NUMBER.fullmatch(cell) or cell[-1:] == ",")
     return any(other in cell for cell in cells for other in others)
 
 
@@ -165,7 +176,8 @@ def _has_header(rows: list[list[str]], find_ids: FindIds) -> bool | None:
 def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
     """All cells of a file; ids that are no plain integers, such as those padded with zeros, stay text."""
     rows, separator = lines.rows(find_ids)
-    header, width = _commented_header(lines, separator, max(map(len, rows)), find_ids), max(map(len, rows))
+    width = max(map(len, rows))
+    header = _commented_header(lines, separator, width, find_ids)
     has_header = False if header else _has_header(rows, find_ids)
     if has_header:
         header, rows = rows[0], rows[1:]
@@ -177,12 +189,14 @@ def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
     if header is None and len(fewest_most := {len(row) for row in rows}) > 1:
         raise GnnlabError(
             f"rows have {min(fewest_most)} to {width} cells; write one edge a row: source,target "
-            f"(of neighbours in a row, {NETWORKX.format('adjlist')})"
+            f"(of neighbours in a row, {lines.by_networkx('adjlist', separator)})"
         )
     ids = list(find_ids(header or []) or (len(default) > 1 and twins(header or [])) or default)
-    text = not all(re.fullmatch("[0-9]{1,18}", row[i]) for row in rows for i in ids if i < len(row))
-    for as_text in (text or lines.padded, True):
-        cells = _read(lines, separator, width, ids if as_text else [], bool(has_header), ids)
+    plain = all(re.fullmatch("[0-9]{1,18}", row[i]) for row in rows for i in ids if i < len(row)) and not lines.padded
+    no_ids = {i: NOT_GIVEN for i in range(width) if i not in ids}
+    for as_text in (not plain, True):  # ids that are fractions further down are read again
+        types = dict.fromkeys(ids, str) if as_text else {}
+        cells = _read(lines, separator, int(has_header or 0), na_values=no_ids, dtype=types)
         if all(cells[i].dtype.kind != "f" for i in ids):
             break
     if has_header is None and not cells.loc[1:, ids].isin(list(cells.loc[0, ids])).any(axis=None):
@@ -197,7 +211,7 @@ def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
         how.append(f"{SEPARATORS[separator]} between cells")
     if count := len(lines.comments):
         how.append(f"{count:,} comment{'s' * (count > 1)} left out")
-    return Table(cells, header, separator, how)
+    return Table(lines, cells, header, separator, how)
 
 
 def _commented_header(lines: Lines, separator: str, width: int, find_ids: FindIds) -> list[str] | None:
@@ -219,28 +233,21 @@ def _commented_header(lines: Lines, separator: str, width: int, find_ids: FindId
     return header
 
 
-def _read(
-    lines: Lines, separator: str, width: int, text: Sequence[int], skip: bool, ids: Sequence[int]
-) -> pd.DataFrame:
-    """The cells by pandas: those of the columns `text` as they are, others by what they hold."""
+def _read(lines: Lines, separator: str, skip: int, **options: Any) -> pd.DataFrame:
+    """The cells of the lines behind `skip`, as many rows as lines."""
     try:
         cells = pd.read_csv(
             io.BytesIO(lines.text),
             sep=r"\s+" if separator == " " else separator,
             header=None,
-            skiprows=int(skip),
+            skiprows=skip,
             keep_default_na=False,
-            na_values={i: NOT_GIVEN for i in range(width) if i not in ids},
             skipinitialspace=True,
-            dtype=dict.fromkeys(text, str),
             low_memory=False,
+            **options,
         )
     except pd.errors.ParserError as error:
-        if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
-            raise GnnlabError(
-                f"row {found[2]} has {found[3]} cells, the first {found[1]}; give each the same"
-            ) from error
-        cells = []  # the file ends within quotation marks
+        raise GnnlabError(uneven(error)) from error
     if len(cells) != lines.count - skip:
         odd = next((line for line in io.BytesIO(lines.text) if line.count(b'"') % 2), b'"').decode().strip()
         raise GnnlabError(
@@ -261,6 +268,13 @@ def _check_header(header: list[str], cells: pd.DataFrame, ids: Sequence[int]) ->
         raise GnnlabError(f"row {again[0] + 2} is the header again; delete it, and what does not belong to the file")
 
 
+def uneven(error: pd.errors.ParserError) -> str:
+    """What pandas says of rows of different lengths, or of quotation marks."""
+    if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+        return f"row {found[2]} has {found[3]} cells, those above {found[1]}; give each row the same"
+    return "a quotation mark is opened and not closed; close or delete it"
+
+
 def is_numeric(column: pd.Series) -> bool:
     """Whether a column holds numbers, perhaps with decimal commas."""
     return column.dtype.kind in "iuf" or column.astype(str).str.fullmatch(NUMBER).all()
@@ -268,31 +282,27 @@ def is_numeric(column: pd.Series) -> bool:
 
 def numbers(columns: Mapping[str, pd.Series], separator: str) -> dict[str, np.ndarray]:
     """int64 or float64 (R,) by name; commas are decimal where they do not separate cells."""
-    made = {name: _numbers(name, column, separator) for name, column in columns.items()}
-    commas = next((name for name, column in columns.items() if column.dtype.kind not in "iuf"), None)
-    points = next((name for name, column in columns.items() if column.dtype.kind == "f"), None)
+    texts = {name: c.astype(str) for name, c in columns.items() if c.dtype.kind not in "iuf" and is_numeric(c)}
+    commas = [name for name, text in texts.items() if text.str.contains(",").any()]
+    points = [name for name, text in texts.items() if text.str.contains(".", regex=False).any()]
+    points += [name for name, column in columns.items() if column.dtype.kind == "f"]
     if commas and points:
         raise GnnlabError(
-            f"decimal commas in {commas} and points in {points}, of thousands or decimal; write points alone"
+            f"numbers with commas in {commas[0]} and with points in {points[0]}, of thousands or decimal; write "
+            "decimal points alone"
         )
-    return made
+    return {name: _numbers(name, column, separator) for name, column in columns.items()}
 
 
 def _numbers(name: str, column: pd.Series, separator: str) -> np.ndarray:
     complete(name, column)
     if column.dtype.kind not in "iuf":
         text = column.astype(str).str.strip()
-        if text.str.contains(",").any():
-            one = text[text.str.contains(",")].iloc[0]
-            if text.str.contains(".", regex=False).any():
-                raise GnnlabError(f"column {name}: {one!r} beside points, of thousands or decimal; write points alone")
-            thousands = text[text.str.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")]
-            if len(thousands):
-                one = thousands.iloc[0]
-                both = f"{one.replace(',', '')} or {one.replace(',', '.')}"
-                raise GnnlabError(
-                    f"column {name}: {one!r} may be {both}; write numbers without separators of thousands"
-                )
+        thousands = text[text.str.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")]
+        if len(thousands):
+            one = thousands.iloc[0]
+            both = f"{one.replace(',', '')} or {one.replace(',', '.')}"
+            raise GnnlabError(f"column {name}: {one!r} may be {both}; write numbers without separators of thousands")
         column = pd.to_numeric(text.str.replace(",", ".") if separator != "," else text, errors="coerce")
         if column.isna().any():
             one = text[column.isna()].iloc[0]

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads import delimited
-from gnnlab.workloads.delimited import NETWORKX, Lines, Table, key, numbers, twins
+from gnnlab.workloads.delimited import Lines, Table, key, numbers, twins
 from gnnswap.errors import quoted
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".edges")
@@ -63,7 +63,7 @@ def read(path: Path, nodes: dict[str, Any] | None = None) -> Data:
         return data
     data, ends = _columns(table)
     columns, table.cells = [table.cells[i] for i in ends], None
-    places, ids = _ids([*columns, *([nodes["id"]] if nodes else [])], table.separator)
+    places, ids = _ids([*columns, *([nodes["id"]] if nodes else [])], table)
     numbered = ids.dtype == np.int64
     if lines.suffix == ".edges" and not numbered:
         raise GnnlabError("a .edges file holds integers, as SNAP writes it; call one with names .txt")
@@ -165,7 +165,7 @@ def _without_header(table: Table) -> tuple[tuple[int, int], dict[str, int]]:
         if cells[2].isin(np.unique(ends)).all() and not ends.eq(cells[2], axis=0).any(axis=None):
             raise GnnlabError(
                 "three columns of integers may be source,target,weight (write that above the first edge) or a node "
-                f"and its neighbours ({NETWORKX.format('adjlist')})"
+                f"and its neighbours ({table.lines.by_networkx('adjlist', table.separator)})"
             )
     if width > 4 or (width == 4 and not times[3]):
         raise GnnlabError(f"{width} columns without names; write a header: source,target, and what the others are")
@@ -242,7 +242,7 @@ def _made(edges: torch.Tensor, nodes: int, how: str, kind: str) -> Data:
 # ---- the nodes -------------------------------------------------------------------------------------------------------
 
 
-def _ids(columns: list[pd.Series], separator: str) -> tuple[np.ndarray, np.ndarray]:
+def _ids(columns: list[pd.Series], table: Table) -> tuple[np.ndarray, np.ndarray]:
     """The place of each cell among the ids, one column after the other, and the ids, each once: integers in ascending
     order, or text as it appears."""
     if all(column.dtype.kind == "i" for column in columns):
@@ -252,7 +252,7 @@ def _ids(columns: list[pd.Series], separator: str) -> tuple[np.ndarray, np.ndarr
         return places, ids
     places, names = pd.factorize(pd.concat([column.astype(str) for column in columns], ignore_index=True))
     names = pd.Series(names, dtype=str).str.strip()
-    _check_names(names, places, len(columns[0]), separator)
+    _check_names(names, places, len(columns[0]), table)
     ids = names.to_numpy(dtype=object)
     if names.str.fullmatch(r"[0-9]{1,18}(\.0*)?").all():
         names = names.str.partition(".")[0]
@@ -262,18 +262,18 @@ def _ids(columns: list[pd.Series], separator: str) -> tuple[np.ndarray, np.ndarr
     return renamed[places], ids
 
 
-def _check_names(names: pd.Series, places: np.ndarray, rows: int, separator: str) -> None:
+def _check_names(names: pd.Series, places: np.ndarray, rows: int, table: Table) -> None:
     """Refuses names that are none, or may be two numbers."""
     bad = names.str.fullmatch("|-[0-9]+")
     if bad.any():
         row = int(np.flatnonzero(bad.to_numpy()[places])[0]) % rows + 1
         raise GnnlabError(f"the name of a node is empty or a negative number in row {row}; give it another")
     if (names == "{}").any():
-        raise GnnlabError(f"networkx wrote it with {{}}: {NETWORKX.format('multiline_adjlist')}")
+        raise GnnlabError(f"networkx wrote it with {{}}: {table.lines.by_networkx('multiline_adjlist')}")
     if names.str.fullmatch(r"[0-9]*\.?[0-9]*").all():
         if names.str.fullmatch(r"[0-9]*\.[0-9]*[1-9][0-9]*").any():
             raise GnnlabError("a node is missing, or its id is a fraction; a row is an edge: source,target")
-        if separator != "," and (found := names[names.str.fullmatch(r"[1-9][0-9]{0,2}\.[0-9]{3}")]).any():
+        if table.separator != "," and (found := names[names.str.fullmatch(r"[1-9][0-9]{0,2}\.[0-9]{3}")]).any():
             one = found.iloc[0]
             raise GnnlabError(f"id {one} may be {one.replace('.', '')} or {one[:-4]}; write ids without points")
 
@@ -321,16 +321,12 @@ def read_nodes(path: Path) -> dict[str, Any]:
             columns[names[i]] = column
     if len(labels) > 1:
         raise GnnlabError(f"{' and '.join(labels)} may both be y; keep one")
-    y = {"y": _classes(*labels.popitem())} if labels else {}
+    y = {}
+    for name, column in labels.items():
+        delimited.complete(name, column)
+        of_numbers = delimited.is_numeric(column)
+        y["y"] = numbers(labels, "")[name] if of_numbers else pd.Categorical(column).codes.astype(np.int64)
     columns = [column.astype(np.float64) for column in numbers(columns, table.separator).values()]
     x = {"x": np.stack(columns, axis=1)} if columns else {}
     how = f"nodes of {path.name}, {table.how[0]}"
     return {"id": table.cells[own], **x, **y, "unused": unused, "how": how, "file": path.name}
-
-
-def _classes(name: str, column: pd.Series) -> np.ndarray:
-    """int64 or float64 (N,): numbers as they are, the place of a text among all"""
-    delimited.complete(name, column)
-    if delimited.is_numeric(column):
-        return numbers({name: column}, "")[name]
-    return pd.Categorical(column).codes.astype(np.int64)

@@ -131,15 +131,8 @@ def _from_file(name: str, nodes: Path | None) -> tuple[Data, Path]:
         raise GnnlabError(f"{path}: a folder; name a file in it, or a data set as pyg:TUDataset:MUTAG")
     known = [*BUNDLED, "random:", *(f"{family}:" for family in FAMILIES), "pyg:"]
     allowed = f"{', '.join(known)} or a path to {', '.join(graph_files.READERS)} are understood"
-    hint = "; rename an edge list to end in .txt" if len(name) < 1000 and _is_text(path) else ""
+    hint = "; rename a text of edges to end in .txt" if len(name) < 1000 and path.is_file() else ""
     raise GnnlabError(f"{quoted(name)} is no graph{meant(name, [*known, *SETS])}: {allowed}{hint}")
-
-
-def _is_text(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return (begin := file.read(4096)).isascii() and b"\0" not in begin
 
 
 # ---- PyG's data sets -------------------------------------------------------------------------------------------------

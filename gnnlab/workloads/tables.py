@@ -27,6 +27,7 @@ from scipy.special import expit, softmax
 from torch import Tensor
 
 from gnnlab.errors import GnnlabError, meant, whole_numbers
+from gnnlab.workloads.delimited import uneven
 from gnnswap.errors import one_line, quoted
 
 SEPARATOR = ";"  # of the labels in one cell
@@ -229,17 +230,15 @@ def _read_text(path: Path) -> pd.DataFrame:
     kind = Path(path.name.lower().removesuffix(".gz")).suffix
     if kind not in SEPARATORS:
         raise GnnlabError(f"of packed files tables are read; unpack it with gunzip {path.name}")
-    with (
-        gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file
-    ):
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         header = file.readline()
     separator = next((each for each in (SEPARATORS[kind], "\t", ";", ",", "|") if each in header), ",")
     try:
         rows = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     except pd.errors.ParserError as error:
-        raise GnnlabError(
-            f"{one_line(error)}; close quotation marks, and give each row the cells of the header"
-        ) from error
+        raise GnnlabError(uneven(error)) from error
+    except pd.errors.EmptyDataError as error:
+        raise GnnlabError("it is empty; names of columns are needed, and rows") from error
     for _, column in rows.items():
         broken = column[column.str.contains("\n", regex=False, na=False)]
         inner = broken.str.split("\n").str[1:].explode().str.count(re.escape(separator))

@@ -1,16 +1,18 @@
 """A user's own graph file is read as it is, or refused in one line that names the file."""
 
 import gzip
+import json
 from pathlib import Path
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from refusals import refusal
 from scipy.sparse import csr_array, save_npz
 from torch_geometric import transforms as T
-from torch_geometric.data import Data, HeteroData, InMemoryDataset
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 
 from gnnlab.workloads import graphs
 
@@ -82,6 +84,7 @@ def write(path, content):
     return path
 
 
+ROWS = "0,1\n" * 250  # more than decide how a file is read
 TRIANGLE = [[0, 1, 2], [1, 2, 0]]
 GRAPHML = """<graphml><key attr.name="vip" attr.type="int" for="node" id="w"><default>2</default></key>
 <key attr.name="weight" attr.type="double" for="edge" id="e"><default>2.5</default></key>
@@ -120,15 +123,26 @@ GRAPHML = """<graphml><key attr.name="vip" attr.type="int" for="node" id="w"><de
         ("a.txt", "#source,target\nf,g\ng,h\nh,f\n", "header source,target; 1 comment"),
         ("a.txt.gz", "% asym\n0 1\n1 2 \n 2  0\n", "a.txt.gz: no header; 1 comment left"),
         ("a.edges", "0 1\n1 2\n2 0\n", "no header"),
-        ("a.txt", "0 1 1082040961\n1 2 1082040962\n2 0 1082040963\n", "column 3, times"),
+        ("a.csv", "g;1,g;2\ng;2,g;3\ng;3,g;1\n", "no header; 3 edges"),
+        ("a.txt", "0,0 0,1\n0,1 1,1\n1,1 0,0\n", "no header; 3 edges"),
+        ("a.txt", "1, 2\n2, 3\n3, 1\n", "no header; ids 1..3"),
+        ("a.txt", "u\tv\nf f\tg g\ng g\th h\nh h\tf f\n", "header u,v; 3 edges"),
+        ("a.tsv", "f f\tg g\ng g\th h\nh h\tf f\n", "no header; 3 edges, 3 named nodes"),
+        ("a.tsv", "#node1\tnode2\nf\tg\ng\thh\nhh\tf\n", "header node1,node2; 1 comment"),
+        ("a.csv", ":START_ID(P),:END_ID(P),:TYPE\n1,2,K\n2,3,K\n3,1,K\n", "header :START_ID(P)"),
+        ("a.csv", '"from","to"\n"1","f","g"\n"2","g","h"\n"3","h","f"\n', "not used: row numbers"),
+        ("a.csv", "Unnamed: 0.1,Unnamed: 0,u,v\n0,3,f,g\n1,5,g,h\n2,6,h,f\n", "numbers Unnamed: 0.1, row numbers Unn"),
+        ("a.csv", "72057594037927937.0,72057594037927938\n72057594037927938,72057594037927939\n72057594037927939,"
+         "72057594037927937\n", "ids 72057594037927937..72057594037927939"),
         ("a.tsv", "0\t1\t1\t1082040961\n1\t2\t1\t1082040962\n2\t0\t1\t1082040963", "column 3, 1 everywhere, column 4"),
         (
             "a.mtx",
             "%%MatrixMarket matrix coordinate pattern general\n3 3 3\n1 2\n2 3\n3 1\n",
             "a.mtx: 3 edges, 3 nodes",
         ),
+        ("a.mtx.gz", "%%MatrixMarket matrix coordinate pattern general\n3 3 3\n1 2\n2 3\n3 1\n", "a.mtx.gz: 3 edges"),
     ],
-)
+)  # fmt: skip
 def test_edge_lists_of_every_manner_give_the_same_graph_and_say_how_they_were_read(name, text, said, tmp_path):
     data = graphs.load(write(tmp_path / name, text))
     assert data.edge_index.tolist() == TRIANGLE and data.num_nodes == 3 and data.name == "a"
@@ -148,6 +162,10 @@ def test_edge_lists_of_every_manner_give_the_same_graph_and_say_how_they_were_re
         ("a.csv", "src,dst,time\n0,1,1262347230\n0,1,1262347231\n", None, [[1262347230], [1262347231]]),
         ("a.csv", "src,dst,time\n0,1,1262347230.5\n0,1,1262347231\n", None, [[1262347230.5], [1262347231]]),
         ("a.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 2 0.5\n1 2 3\n", [0.5, 3], None),
+        ("a.txt", "u v 0,5\nu v 1,5\n", [0.5, 1.5], None),
+        ("a.csv", "u,v,137438953472\nu,v,68719476736\n", [2**37, 2**36], None),
+        ("a.csv", "from,to,2020\nu,v,5\nu,v,6\n", None, [[5], [6]]),
+        ("a.csv", "source,target,index\nu,v,0.25\nu,v,0.5\n", None, [[0.25], [0.5]]),
     ],
 )
 def test_weights_and_features_of_edges_are_exact(name, text, weights, attr, tmp_path):
@@ -171,6 +189,8 @@ def test_neighbours_are_read_where_each_edge_stands_in_both_directions(tmp_path)
         ("0,2\n2,1\n", "id,age,label\n2,5,1\n0,3,0\n1,4,1\n3,6,0\n", [[3], [4], [5], [6]], [0, 1, 1, 0]),
         ("f,h\nh,g\n", "name;age;city\nf;0,5;A\ng;1,5;C\nh;2,5;B\nk;1;D\n", [[0.5], [1.5], [2.5], [1]], None),
         ("1,3\n3,2\n", "1\t0.5\tA\n2\t1.5\tB\n3\t2.5\tB\n4\t1\tA\n", [[0.5], [1.5], [2.5], [1]], [0, 1, 1, 0]),
+        ("0,2\n2,1\n", ",name,id,f\n0,Ann,0,True\n1,Bob,1,False\n2,Cid,2,True\n", [[1], [0], [1]], None),
+        ("0,2\n2,1\n", ",f\n0,3\n1,4\n2,5\n", [[3], [4], [5]], None),
     ],
 )
 def test_a_file_of_nodes_gives_features_labels_and_nodes_without_edges(edges, nodes, x, y, tmp_path):
@@ -181,6 +201,23 @@ def test_a_file_of_nodes_gives_features_labels_and_nodes_without_edges(edges, no
     assert "of the edges is not in n.csv; add it there" in refusal(
         graphs.load, tmp_path / "e.csv", nodes=tmp_path / "n.csv"
     )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "part"),
+    [
+        ("id,f,f\n0,1,2\n1,3,4\n", "two columns have the name 'f'"),
+        ("id,label,class\n0,a,1\n1,b,0\n2,a,1\n", "label and class may both be y; keep one"),
+        ("id,label\n0,a\n1,\n2,a\n", "column label holds nan or nothing in 1 of 3 rows"),
+        ("source,target\n0,1\n1,2\n", "source,target are edges"),
+        ("id,f\n0,1\n1,2\n1.0,3\n", "node '1' is in n.csv twice"),
+        ("id,f\na,1\na ,2\n", "node 'a' is in n.csv twice"),
+        ("f,g\n0.1,1\n0.2,2\n", "its id is a fraction"),
+    ],
+)
+def test_a_file_of_nodes_that_may_mean_two_things_is_refused(nodes, part, tmp_path):
+    write(tmp_path / "n.csv", nodes)
+    assert part in refusal(graphs.load, write(tmp_path / "e.csv", "0,1\n"), nodes=tmp_path / "n.csv")
 
 
 FEATURES, LABELS, PAIRS = np.array([[1, 0.5], [0, 2], [0, 0]]), np.array([0, 1, 1]), np.array(TRIANGLE)
@@ -206,7 +243,7 @@ def test_arrays_are_read_by_the_names_that_people_give(arrays, said, tmp_path):
         assert said in (line := graphs.read_as(data)) and "x (3, 2); y: 2 classes" in line
 
 
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr"])
 def test_a_matrix_that_scipy_saved_is_read(kind, tmp_path):
     save_npz(tmp_path / "a.npz", csr_array(np.array(ADJACENCY)).asformat(kind))
     data = graphs.load(tmp_path / "a.npz")
@@ -234,15 +271,50 @@ def test_a_matrix_that_scipy_saved_is_read(kind, tmp_path):
         ("a.csv", "source;target;n\n1;2;610,086\n", "may be 610086 or 610.086"),
         ("a.csv", ";A;B\nA;1.5;0\nB;1;2\n", "networkx.from_pandas_adjacency"),
         ("a.csv", "source,target\n#ai,#ml\n#ml,#py\n", "may be a comment or an edge"),
+        ("a.txt", "u v\n" * 250 + "#u v\n", "'#u v' may be a comment or an edge"),
+        ("a.txt", "1\t2 0.5\n2\t3 1.5\n", "separated by tabs (2 | 3 1.5) or by blanks (2 | 3 | 1.5)"),
+        ("a.txt", "g;1,g;2\ng;2,g;3\n", "separated by semicolons"),
+        ("a.csv", f"u,v\n{ROWS}u,v\n", "row 252 is the header again"),
+        ("a.csv", "source,target\n0,1\nsource,target\n", "row 3 is the header again"),
+        ("a.csv", f'u,v\n{ROWS}2,"3\n{ROWS}2,3"\n', "2,\"3': a quotation mark is opened"),
+        ("a.csv", 'source,target\n"New\n\nYork",Boston\n', "a name holds no line break"),
+        ("a.csv", f"u,v\n{ROWS}0,1,2\n", "row 252 has 3 cells, those above 2"),
+        ("a.tsv", "% bip unweighted\n1\t1\n1\t2\n", "KONECT's bip"),
+        ("a.txt", "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 0.5\n", "call it .mtx"),
+        ("a.txt", "10 3\n1 2\n2 3\n3 4\n", "may be an edge or the numbers of nodes and edges"),
+        ("a.txt", "0 2\n1 {}\n2 {}\n1 0\n2 0\n", 'networkx.read_multiline_adjlist("a.txt", create_using=networkx.DiG'),
+        ("a.txt", "0 1 2\n1 2 3\n2 3 0\n3 0 1\n", "may be source,target,weight (write that above"),
+        ("a.txt", "0 1 2\n1 0 2\n2 0 1\n", 'networkx.read_adjlist("a.txt", create_using=networkx.DiGraph)'),
+        ("a.txt", "0 1 1082040961\n1 2 1082040962\n", "source,target,time or source,target,weight"),
+        ("a.csv", "u;v;w\nA;B;0,5\nB;C;1.234\n", "with commas in w and with points in w, of thousands or decimal"),
+        ("a.csv", "u;v;w;z\nA;B;1.234;0,5\nB;C;2.500;1,5\n", "with commas in z and with points in w"),
+        ("a.csv", "u;v;w\n" + "1;2;5\n" * 250 + "1.000;2;5\n", "id 1.000 may be 1000 or 1"),
+        ("a.csv", "source,target,w\nA,B,50%\n", "'50%'; make all of it numbers or delete the column"),
+        ("a.csv", "x1,x2,y\n0,1,1\n1,0,1\n", "header 'x1,x2,y' is not understood"),
+        ("a.csv", "x,y\n10,20\n20,30\n", "header 'x,y' is not understood"),
+        ("a.csv", "Source,Target,Type\n0,1,Undirected\n", "pandas.concat"),
+        ("a.csv", ":START_ID(P),:END_ID(M)\n1,2\n2,3\n", "is not understood"),
+        ("a.csv", "version https://git-lfs.github.com/spec/v1\nsize 1\n", "git lfs pull"),
+        ("a.csv", "<!DOCTYPE html>\n<html>", "a web page; download the file itself"),
+        ("a.csv", "PK\3\4", "a zip archive or an Excel file"),
+        ("a.csv", '[{"source": 1, "target": 2}]', "pandas.read_json"),
         ("a.csv", "\ufffe\0s", "save it so (in Excel: CSV UTF-8)"),
         ("a.csv", "1," * 10_001, "a line of more than 10,000 cells"),
         ("a.csv", 'source,target\n"a,b\nc,d\n', "quotation mark"),
         ("a.txt", "f g {'weight': 2.0}\n", "networkx.read_edgelist"),
         ("a.edges", "ann bob 2.0\n", "call one with names .txt"),
-        ("a.gml", "graph []", 'networkx.write_graphml(networkx.read_gml("a.gml"), "new.graphml")'),
+        ("a.xls", "", 'pandas.read_excel("a.xls").to_csv("new.csv", index=False)'),
         ("a.graphml.gz", "<a/>", "gunzip a.graphml.gz"),
         ("a.mtx", "%%MatrixMarket matrix coordinate real general\n2 3 1\n1 2 0.5\n", "must be square"),
         ("a.npz", {"edge_index": PAIRS.T[:, :1]}, "write it as (2, E)"),
+        ("a.npz", {"edges": np.array(4)}, "write it as (2, E)"),
+        ("a.npz", {"edge_index": PAIRS, "adj": np.eye(3)}, "both an adjacency and edges"),
+        ("a.npz", {"senders": PAIRS[0], "receivers": PAIRS[1]}, "numpy.stack([senders, receivers])"),
+        ("a.npz", "PK\3\4 and no more", "cut off or damaged; download it again"),
+        ("a.npz", "", "cut off or damaged"),
+        ("a.pt", "PK\3\4 and no more", "cut off or damaged"),
+        ("a.pt", Batch.from_data_list([Data(x=torch.ones(1, 1))]), "torch.save(batch.to_data_list(), path)"),
+        ("a.pt", Data(edge_index=torch.tensor(TRIANGLE)[:, :2], edge_attr=torch.ones(3, 1)), "must have 2 rows"),
         ("a.npz", {"edge_index": PAIRS, "y": np.array(["a", "b", "c"])}, "numpy.unique"),
         ("a.npz", {"edge_index": PAIRS, "x": FEATURES, "y": LABELS[:2]}, "give each node one"),
         ("a.npz", {"edge_index": PAIRS * 10**7}, "number the nodes of the edges 0..N-1"),
@@ -300,6 +372,9 @@ def test_what_pyg_saves_after_its_own_methods_and_of_several_graphs_is_read(tmp_
         "d.pt": (T.Pad(5, 9)(made), 5, 9),
         "e.pt": (Data(x=np.ones((3, 2)), edge_index=edges), 3, 3),
         "f.pt[1]": (several, 2, 1),
+        "k.pt[1]": (tuple(several), 2, 1),
+        "l.pt": (Data(x=torch.nn.Parameter(torch.ones(3, 2)), edge_index=edges, num_nodes=np.int64(3)), 3, 3),
+        "m.pt": ({"edge_index": edges, "x": torch.ones(3, 2, dtype=torch.bfloat16, requires_grad=True)}, 3, 3),
         "g.pt[1]": ((whole, slices), 3, 3),
         "h.pt": ((made.to_dict(), None, Data), 3, 3),
         "i.pt": ((whole.to_dict(), slices, Data), 3, 3),
@@ -308,7 +383,7 @@ def test_what_pyg_saves_after_its_own_methods_and_of_several_graphs_is_read(tmp_
     for name, (content, nodes, count) in cases.items():
         write(tmp_path / name.partition("[")[0], content)
         data = graphs.load(tmp_path / name)
-        assert (data.num_nodes, data.num_edges) == (nodes, count), name
+        assert (data.num_nodes, data.num_edges, data.x.requires_grad) == (nodes, count, False), name
     assert graphs.read_as(graphs.load(tmp_path / "f.pt")).startswith("f.pt: graph 0 of 2; 3 edges, 3 nodes")
 
 
@@ -317,6 +392,38 @@ def test_an_adjacency_in_place_of_the_edges_is_read(tmp_path):
     data = graphs.load(write(tmp_path / "a.pt", Data(x=torch.ones(3, 1), adj_t=adj_t)))
     edges = dict(zip(map(tuple, data.edge_index.t().tolist()), data.edge_weight.tolist(), strict=True))
     assert edges == {(0, 1): 1, (1, 2): 1, (2, 0): 3}
+    twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 1.0], (2, 2), check_invariants=True)
+    data = graphs.load(write(tmp_path / "b.pt", Data(x=torch.ones(2, 1), adj_t=twice)))
+    assert data.edge_index.tolist() == [[1, 1], [0, 0]] and data.get("edge_weight") is None
+
+
+GML = "graph [ node [ id 0 graphics [ x 1.0 ] ] node [ id 1 ] edge [ source 0 target 1 ] directed 1 ]"
+GEXF = """<gexf xmlns="http://www.gexf.net/1.2draft" xmlns:viz="http://www.gexf.net/1.2draft/viz"><graph
+defaultedgetype="directed"><nodes><node id="0" label="f"><viz:size value="3"/></node><node id="1" label="g"/></nodes>
+<edges><edge id="0" source="0" target="1"/></edges></graph></gexf>"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.gml", GML),
+        ("a.gexf", GEXF),
+        ("a.net", '*Vertices 2\n1 "a" 0.1 0.2 0.5\n2 "b"\n*Arcs\n1 2 1\n'),
+        ("a.json", '{"directed": true, "nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 1}]}'),
+        ("a.edgelist", "0 1\n"),
+        ("a.adjlist", "0 1\n1\n"),
+        ("a.csv", ",f,g\nf,0,2.5\ng,0,0\n"),
+        ("a.txt", "0 1 {'weight': 2.0}\n"),
+    ],
+)
+def test_the_line_of_python_in_a_refusal_makes_a_graph_that_is_read(name, text, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    line = refusal(graphs.load, write(tmp_path / name, text))
+    start = next(line.index(code) for code in ("graph = networkx", "networkx.") if code in line)
+    code = line[start:].split(", with edges=")[0].removesuffix(" leaves 0 out")
+    exec(code, {"networkx": nx, "pandas": pd, "json": json})
+    made = next(path for path in tmp_path.iterdir() if path.stem == "new")
+    assert graphs.load(made).edge_index.tolist() == [[0], [1]]
 
 
 def test_graphml_gives_both_directions_of_undirected_edges_weights_and_features(tmp_path):
@@ -339,6 +446,7 @@ def test_graphml_gives_both_directions_of_undirected_edges_weights_and_features(
     [
         ({"x": [1.5, 2], "y": [0.5, 3], "size": [1.0, 1]}, None, None, "not used: drawing x, y, size"),
         ({"x": [1.5, 2], "y": [0, 1]}, [[1.5], [2]], [0, 1], "x of x"),
+        ({"x": [1.5, 2], "y": [0.5, 1]}, [[1.5], [2]], [0.5, 1], "x of x"),
         ({"Label": [0, 1], "y": [0.5, 3]}, [[0.5], [3]], [0, 1], "x of y"),
         ({"name": ["f", "g"]}, None, None, "not used: text of name"),
     ],

@@ -110,6 +110,8 @@ def test_degrees_tell_the_distributions_apart_at_both_densities(edges):
         (".", "a folder; name a file in it"),
         *((spec, "a name, a path or a torch_geometric Data") for spec in (None, 5, HeteroData())),
         (Path("nowhere.npz"), "no such file"),
+        ("~/nowhere.npz", f"{Path.home()}/nowhere.npz: there is no such file"),
+        ("https://example.org/a.csv", "download the file first"),
     ],
 )
 def test_what_is_no_graph_is_refused(spec, part):

@@ -168,19 +168,35 @@ def test_columns_that_cannot_be_asked_for_are_refused(tmp_path, columns, options
     assert part in no_table(write(tmp_path / "a.csv", **columns), **options)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "b.csv.gz", "c.csv", "d.parquet"])
+def test_a_table_is_read_packed_with_another_separator_and_with_a_column_as_index(tmp_path, name):
+    frame = pd.DataFrame(ROWS | {name: values[:6] for name, values in ROWS.items()}).set_index("drug")
+    if name == "d.parquet":
+        frame.to_parquet(tmp_path / name)
+    else:
+        frame.to_csv(tmp_path / name, sep="|" if name == "c.csv" else ",")
+    assert load(tmp_path / name, fields=FIELDS, targets=TARGETS).fields.tolist()[:3] == [[2, 2], [1, 1], [3, 1]]
+
+
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "part"),
     [
-        ("a.csv", ""),
-        ("a.csv", "drug,gene,outcome,signs\n"),
-        ("a.csv", "drug,gene,outcome,signs\na,b,c,d\na,b,c,d,e\n"),
-        ("a.parquet", "drug,gene\na,b\n"),
-        ("a.xlsx", "drug,gene\n"),
-        ("missing.csv", None),
+        ("a.csv", "", "it is empty"),
+        ("a.csv", "drug,gene,outcome,signs\n", "no rows"),
+        ("a.csv", "drug,gene,outcome,signs\na,b,c,d\na,b,c,d,e\n", "row 3 has 5 cells, those above 4"),
+        ("a.csv", "drug,gene,drug,outcome,signs\na,b,c,d,e\n", "there are two columns 'drug'"),
+        ("a.tsv", 'drug\tgene\n"a\tb\nc\td\n"e\tf\n', "rows within a quotation mark that is left open"),
+        ("a.csv", 'drug,gene\n"a,b\n', "a quotation mark is opened and not closed"),
+        ("a.csv", "PK\3\4", "a zip archive or an Excel file"),
+        ("a.csv.gz", b"\x1f\x8b and no more", "cut off or damaged"),
+        ("a.parquet", "drug,gene\na,b\n", "a Parquet file"),
+        ("a.xlsx", "drug,gene\n", "that ends in .csv, .tsv, .gz, .parquet"),
+        ("missing.csv", None, "no such file"),
+        (".", None, "a folder"),
     ],
 )
-def test_a_file_that_is_no_such_table_is_refused(tmp_path, name, content):
-    no_table(tmp_path / name, content)
+def test_a_file_that_is_no_such_table_is_refused(tmp_path, name, content, part):
+    assert part in no_table(tmp_path / name, content)
 
 
 # --- planted ----------------------------------------------------------------------------------------------------------
