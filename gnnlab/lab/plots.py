@@ -192,8 +192,10 @@ def heat(frame: pd.DataFrame, *, row: str, column: str, panel: str, label: str, 
     for ax, name in zip(axes, panels, strict=False):
         part = frame[frame[panel] == name]
         drawn = _fields(ax, *(_matrix(part, row, column, of, rows, columns) for of in ("_shade", "_text")), **look)
-        upright = sum(len(str(value)) for value in columns) > 57 / across
-        ax.tick_params(axis="x", rotation=90 if upright else 0)
+        room_for, longest = 57 / across, max(len(str(value)) for value in columns)  # letters
+        upright = sum(len(str(value)) for value in columns) > room_for
+        turned = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if longest * len(columns) > room_for else {}
+        ax.set_xticks(ax.get_xticks(), columns, **{"rotation": 90} if upright else turned)
         ax.set(xlabel=plain(column), ylabel=plain(row) * (ax in grid[:, 0]))
         star = STAR * (not real[part.index].all())
         ax.set_title(textwrap.fill(str(name), 60 // across) + star, fontsize=8, loc="left")
