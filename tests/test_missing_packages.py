@@ -26,9 +26,7 @@ UNITS = ["units"]
 INFER = ["infer", "--device", "cpu", "--batch", "examples/states.jsonl"]
 CLUSTER = ["stages", "--measure", "--cluster", "tcp://127.0.0.1:9", "--sizes", "10/20", "--units", "torch:CPU"]
 SERVE = ["serve", "--redis", "redis://127.0.0.1:9/0"]
-EXTRAS = (
-    "IPython papermill nbformat nbconvert matplotlib pyarrow bleach bs4 openvino onnx onnxruntime onnxscript"
-)
+EXTRAS = "IPython papermill nbformat nbconvert matplotlib pyarrow bleach bs4 openvino onnx onnxruntime onnxscript"
 EXTRAS += " msgspec cachetools safetensors fastapi uvicorn redis sqlalchemy prometheus_client pydantic_settings"
 SWAP = ["swap", "examples.my_models:make_gat", "--graph", "karate"]
 CHECK = ["check", "examples/claims/expand.py", "--processes", "1", "--seconds", "0.1"]

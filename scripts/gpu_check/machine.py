@@ -97,7 +97,14 @@ def child(command: list[str], limit_s: float, log: Path) -> tuple[int | None, st
     At the limit it is interrupted first, so that it can print what it has.
     """
     with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background job ignores
+        )
         status = None
         try:
             status = process.wait(max(1.0, limit_s))

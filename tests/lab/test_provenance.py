@@ -37,7 +37,13 @@ def test_a_reader_is_told_how_many_of_the_cores_a_run_might_use(cpu, phrase):
 def test_a_reader_sees_all_that_is_known_and_nothing_else():
     devices = [{"name": "A", "kind": "CPU", "driver": None}, {"name": "G", "kind": "GPU"}]
     state = {"omp_num_threads": "1", "load": [0.5, 1.0], "dirty": False}
-    environment = {"cpu": {"model": "A", "l2_cache_bytes": 2**19}, "devices": devices, "os": None, **state, "finished": state}
+    environment = {
+        "cpu": {"model": "A", "l2_cache_bytes": 2**19},
+        "devices": devices,
+        "os": None,
+        **state,
+        "finished": state,
+    }
     assert dict(provenance.in_rows(environment)) == {
         "cpu": "model A, l2 cache 0.5 MiB",
         "devices": "name A, kind CPU; name G, kind GPU",
