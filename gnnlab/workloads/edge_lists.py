@@ -246,10 +246,14 @@ def _ids(columns: list[pd.Series], table: Table) -> tuple[np.ndarray, np.ndarray
     """The place of each cell among the ids, one column after the other, and the ids, each once: integers in ascending
     order, or text as it appears."""
     if all(column.dtype.kind == "i" for column in columns):
-        places, ids = pd.factorize(np.concatenate([column.to_numpy(np.int64) for column in columns]), sort=True)
-        if ids[0] < 0:
-            raise GnnlabError(f"the name of a node is a negative number, {ids[0]}; number nodes from 0")
-        return places, ids
+        numbers = np.concatenate([column.to_numpy(np.int64) for column in columns])
+        if numbers.min() < 0:
+            raise GnnlabError(f"the name of a node is a negative number, {numbers.min()}; number nodes from 0")
+        if numbers.max() >= len(numbers):
+            return pd.factorize(numbers, sort=True)
+        known = np.zeros(numbers.max() + 1, dtype=bool)  # takes a third of the memory of pandas' table
+        known[numbers] = True
+        return (np.cumsum(known) - 1)[numbers], np.flatnonzero(known)
     places, names = pd.factorize(pd.concat([column.astype(str) for column in columns], ignore_index=True))
     names = pd.Series(names, dtype=str).str.strip()
     _check_names(names, places, len(columns[0]), table)
