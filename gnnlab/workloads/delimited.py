@@ -104,22 +104,22 @@ class Lines:
 
 def scan(path: Path) -> Lines:
     """The lines of a file, without those that hold no data."""
-    lines, kept = Lines(path.name), []
+    lines, kept = Lines(path.name), io.BytesIO()
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         while block := file.readlines(BLOCK):
-            if not kept:
+            if not kept.tell():
                 block[0] = block[0].removeprefix(b"\xef\xbb\xbf")
             _check(block)
             data = []
             for line in block:
                 if line[0] not in SUSPECTS or not NO_DATA.fullmatch(line.rstrip(b"\r\n")):
                     data.append(line)
-                elif (text := line.strip())[:1] in (b"#", b"%"):
-                    lines.comments.append((lines.count + len(data), text.decode()))
+                elif (comment := line.strip())[:1] in (b"#", b"%"):
+                    lines.comments.append((lines.count + len(data), comment.decode()))
             lines.count += len(data)
-            kept.append(b"".join(data))
-            lines.padded = lines.padded or PADDED.search(b"\n" + kept[-1]) is not None
-    lines.text = b"".join(kept)
+            kept.write(text := b"".join(data))
+            lines.padded = lines.padded or PADDED.search(b"\n" + text) is not None
+    lines.text = kept.getvalue()  # shares the memory
     if not lines.count:
         raise GnnlabError("it holds no rows; write one edge a row: source,target")
     return lines

@@ -63,6 +63,7 @@ def read(path: Path, nodes: dict[str, Any] | None = None) -> Data:
         return data
     data, ends = _columns(table)
     columns, table.cells = [table.cells[i] for i in ends], None
+    lines.text = b""  # as large as the file
     places, ids = _ids([*columns, *([nodes["id"]] if nodes else [])], table)
     numbered = ids.dtype == np.int64
     if lines.suffix == ".edges" and not numbered:
