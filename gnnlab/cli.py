@@ -20,7 +20,7 @@ from .errors import DISK_ERRORS
 COMMANDS = {  # and what pip has to install for each
     **dict.fromkeys(("run", "report", "claims", "compare", "params"), "gnnlab[lab]"),  # notebooks and their results
     **dict.fromkeys(("profile", "swap", "optimize", "check"), "gnnlab"),  # a model of the user's
-    **dict.fromkeys(("units", "stages", "plan"), "gnnlab[export]"),
+    **dict.fromkeys(("devices", "stages", "plan"), "gnnlab[export]"),
     **dict.fromkeys(("infer", "serve"), "gnnlab[serving]"),
 }
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130

@@ -1,4 +1,4 @@
-"""The user's own models and units, named `module:factory`: in the current folder, or installed.
+"""The user's own models and devices, named `module:factory`: in the current folder, or installed.
 
 with importable():
     made = call("my_models:make", load("my_models:make"), data)

@@ -87,7 +87,7 @@ def root() -> Path:
             return folder
     raise GnnlabError(
         f"no folder at or above {start} holds notebooks/{NAMES[0]}.ipynb and params/quick; change to a copy of the "
-        "gnnlab repository, which notebooks need (swap, optimize, profile, check, units, infer and serve work anywhere)"
+        "gnnlab repository, which notebooks need (swap, optimize, profile, check, devices, infer and serve work anywhere)"
     )
 
 

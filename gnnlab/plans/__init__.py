@@ -1,0 +1,1 @@
+"""Which device should run which stages of a layer: plans costed, ranked and executed."""

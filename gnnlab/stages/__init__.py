@@ -1,0 +1,1 @@
+"""A layer's stages: exported, and measured on every device."""
