@@ -11,12 +11,14 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError
+from gnnswap.errors import quoted
 
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # how NFS and Lustre refuse flock
@@ -49,11 +51,21 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """What a JSON file holds. Raises `GnnlabError` where it is missing or damaged; `remedy` says what to do then."""
+    """What a JSON file holds, with or without a byte order mark. Raises `GnnlabError` where it is missing, damaged, or
+    has a key twice; `remedy` says what to do then."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(data := dict(pairs)) < len(pairs):
+            twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise GnnlabError(f"{path} has the key {quoted(twice)} twice; keep one of them")
+        return data
+
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=once)
     except OSError as error:
         raise GnnlabError(f"could not read {path}: {error.strerror or error}; {remedy}") from None
+    except GnnlabError:
+        raise
     except (ValueError, RecursionError):
         raise GnnlabError(f"{path} is damaged; {remedy}") from None
 

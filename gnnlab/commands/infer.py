@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from io import BytesIO
 from pathlib import Path
 
 from gnnlab.errors import GnnlabError
@@ -40,11 +41,11 @@ def run(arguments: Namespace) -> int:
     from gnnlab.inference.states import check_or_error
     from gnnlab.workloads.edge_networks import FEATURES
 
+    lines = sys.stdin.buffer  # as any binary file it gives what ends with \n, and with nothing else
+    if arguments.batch not in (None, "-"):
+        lines = BytesIO(Path(arguments.batch).read_bytes())
     predictor = Predictor(arguments.model_type, arguments.device, "int8" if arguments.quantize else "fast")
     say(f"gnnlab: device {predictor.why_device}")
-    lines = sys.stdin.buffer
-    if arguments.batch not in (None, "-"):
-        lines = Path(arguments.batch).read_bytes().splitlines()
     states = ((number, check_or_error(line)) for number, line in enumerate(lines, start=1) if line.strip())
     if arguments.batch:
         states = list(states)

@@ -17,7 +17,8 @@ from argparse import ArgumentParser, Namespace
 
 from .arguments import count
 
-SETTINGS = ("host", "port", "model_type", "workers", "redis", "database")  # others: the environment, or the default
+# others: the environment, or the default
+SETTINGS = ("host", "port", "model_type", "workers", "redis", "database", "keep_days")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -31,15 +32,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--redis", metavar="URL", help=what)
     what = "what keeps the decisions: sqlite:///FILE, postgresql://USER@HOST/NAME or none"
     parser.add_argument("--database", metavar="URL", help=f"{what} (sqlite:///outputs/serving.sqlite)")
+    what = "delete stored decisions that are older; 0: none (0)"
+    parser.add_argument("--keep-days", type=float, metavar="N", help=what)
 
 
 def run(arguments: Namespace) -> int:
     """Serve until Ctrl-C."""
-    import logging
-
     from gnnlab.serving import server
     from gnnlab.serving.settings import configure
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     given = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
     return server.serve(configure(**given))

@@ -14,20 +14,43 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
 
 from gnnlab.errors import GnnlabError
 from gnnswap.errors import one_line
+
+
+class Late(GnnlabError):
+    """A request was not answered within its deadline."""
+
+
+class Request(NamedTuple):
+    """A state that waits for its answer, until when by the clock of the loop, and how many bytes it is counted as."""
+
+    state: Any
+    answer: asyncio.Future
+    due_s: float
+    size: int
 
 
 class AsyncBatcher:
     """`predict(state)` from any number of tasks; `predict_batch` sees up to `max_batch` states at once.
 
     `predict_batch(states)` blocks and returns one answer for each state, in their order. An answer that is an exception
-    is raised in its own caller alone; an exception raised by `predict_batch` reaches every caller of that batch as a
-    `GnnlabError`. `short(states)`: whether a batch is computed in the event loop. `unanswered` requests wait or are in
-    the batch that runs.
+    is raised in its own caller alone; whatever `predict_batch` raises reaches every caller of that batch as a
+    `GnnlabError`, and the next batch is computed all the same. `short(states)`: whether a batch is computed in the
+    event loop.
+
+    `deadline_s`: a request that is not answered so many seconds after it came raises `Late`, and is not computed if
+    that has not begun. `stop_s`: how long the end of the `async with` waits for answers before what is left fails.
+
+    `unanswered` requests wait or are in the batch that runs, late and cancelled ones until that ends; `waiting_bytes`
+    is the sum of `size_of(state)` over them.
     """
 
     def __init__(
@@ -36,23 +59,49 @@ class AsyncBatcher:
         *,
         max_batch: int = 64,
         short: Callable[[list[Any]], bool] = lambda states: False,
+        deadline_s: float | None = None,
+        stop_s: float = 30.0,
+        size_of: Callable[[Any], int] = lambda state: 0,
     ) -> None:
-        self._predict_batch, self._max_batch, self._short = predict_batch, max_batch, short
-        self._waiting: deque[tuple[Any, asyncio.Future]] = deque()
-        self._open, self.unanswered = False, 0
+        self._predict_batch, self._max_batch, self._short, self._size_of = predict_batch, max_batch, short, size_of
+        self._deadline_s, self._stop_s = float("inf") if deadline_s is None else deadline_s, stop_s
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._open, self.waiting_bytes = False, 0
 
     async def __aenter__(self) -> AsyncBatcher:
+        """Start the thread. Raises `GnnlabError`: it cannot start."""
         self._loop, self._idle = asyncio.get_running_loop(), asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gnnlab-batch")
         self._idle.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._canary = self._loop.create_future()
+        self._canary.set_result(None)
+        self._jobs: SimpleQueue[tuple[list[Any], Callable[[Sequence[Any]], None]] | None] = SimpleQueue()
+        try:
+            Thread(target=self._work, name="gnnlab-batch", daemon=True).start()
+        except (RuntimeError, MemoryError) as error:
+            raise GnnlabError(f"the thread of the batcher: {error}; allow this user or container more") from error
         self._open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Take no further request, answer those that wait, and return when that is done."""
+        """Take no further request, answer those that wait, and return when that is done, after `stop_s` at the latest;
+        what has no answer then fails."""
         self._open = False
-        await self._idle.wait()
-        self._thread.shutdown(wait=False)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), self._stop_s)
+        finally:
+            self._jobs.put(None)  # the thread ends, once it comes back
+            for request in chain(self._running, self._waiting):
+                _settle(request.answer, GnnlabError("the batcher stopped before it came to an answer"))
+            self._taken()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._waiting) + len(self._running)
 
     def predict(self, state: Any) -> asyncio.Future:
         """A future of the answer to one state, or of its error.
@@ -61,50 +110,111 @@ class AsyncBatcher:
         """
         if not self._open:
             raise GnnlabError("the batcher takes no requests; enter it with `async with`")
-        answer = self._loop.create_future()
-        self._waiting.append((state, answer))
-        self.unanswered += 1
+        request = Request(state, self._loop.create_future(), self._loop.time() + self._deadline_s, self._size_of(state))
+        self._waiting.append(request)
+        self.waiting_bytes += request.size
+        if self._timer is None and self._deadline_s < float("inf"):
+            self._timer = self._loop.call_at(request.due_s, self._expire)
         if self._idle.is_set():
             self._idle.clear()
             self._loop.call_soon(self._next)  # after those that come in this turn of the loop
-        return answer
+        return request.answer
+
+    async def alive(self, timeout_s: float) -> bool:
+        """Whether an empty batch passes through the thread within that time, behind the one that runs there."""
+        if not self._open:
+            return False
+        if self._canary.done():
+            self._canary = self._loop.create_future()
+            self._jobs.put(([], partial(_settle, self._canary)))
+        done, _ = await asyncio.wait([self._canary], timeout=timeout_s)
+        return bool(done)
 
     def _next(self) -> None:
         """Begin the next batch, if anybody waits."""
-        batch = []
-        while self._waiting and len(batch) < self._max_batch:
-            state, answer = self._waiting.popleft()
-            if answer.cancelled():
-                self.unanswered -= 1
-            else:
-                batch.append((state, answer))
-        states = [state for state, _ in batch]
-        if not batch:
-            self._idle.set()
-        elif self._short(states):
-            self._answer(batch, self._compute(states))
-        else:
-            computing = self._loop.run_in_executor(self._thread, self._compute, states)
-            computing.add_done_callback(lambda done: self._answer(batch, done.result()))
+        try:
+            self._running = self._taken()
+            states = [request.state for request in self._running]
+            if not states:
+                return self._idle.set()
+            if not self._short(states):
+                return self._jobs.put((states, self._answer))
+            values = self._compute(states)
+        except BaseException as error:
+            values = _failed(self._running, one_line(error))
+        self._answer(values)
 
-    def _answer(self, batch: list[tuple[Any, asyncio.Future]], values: Sequence[Any]) -> None:
-        self.unanswered -= len(batch)
-        for (_, answer), value in zip(batch, values, strict=True):
-            if answer.done():  # its caller has gone
-                continue
-            if isinstance(value, BaseException):
-                answer.set_exception(value)
+    def _taken(self) -> list[Request]:
+        """Of those that wait the first that still want an answer, a batch at most; they no longer wait."""
+        taken, now_s = [], self._loop.time()
+        while self._waiting and len(taken) < self._max_batch:
+            request = self._waiting.popleft()
+            if request.due_s <= now_s:
+                self._late(request)
+            if request.answer.done():  # late, or its caller has gone
+                self.waiting_bytes -= request.size
             else:
-                answer.set_result(value)
-        self._loop.call_soon(self._next)
+                taken.append(request)
+        return taken
+
+    def _answer(self, values: Sequence[Any]) -> None:
+        """Give the batch that runs its answers, and go on with the next one."""
+        batch, self._running = self._running, []
+        for request, value in zip(batch, values, strict=True):
+            self.waiting_bytes -= request.size
+            _settle(request.answer, value)
+        if self._waiting:
+            self._loop.call_soon(self._next)
+        else:
+            self._idle.set()
+
+    def _late(self, request: Request) -> None:
+        _settle(request.answer, Late(f"no answer within {self._deadline_s:g} s; ask again later, or allow more"))
+
+    def _expire(self) -> None:
+        """Fail what is late, and come again when the next one may be; they stand in the order of their deadlines."""
+        self._timer, now_s = None, self._loop.time()
+        for request in chain(self._running, self._waiting):
+            if request.due_s > now_s:
+                self._timer = self._loop.call_at(request.due_s, self._expire)
+                break
+            self._late(request)
+        while self._waiting and self._waiting[0].answer.done():
+            self.waiting_bytes -= self._waiting.popleft().size
+
+    def _work(self) -> None:
+        """The thread: one batch after the other."""
+        while (job := self._jobs.get()) is not None:
+            states, answer = job
+            values = self._compute(states) if states else []
+            try:
+                self._loop.call_soon_threadsafe(answer, values)
+            except RuntimeError:  # the loop is closed, nobody waits any more
+                return
 
     def _compute(self, states: list[Any]) -> Sequence[Any]:
-        """One answer, or error, for each state."""
+        """One answer, or error, for each state, whatever is raised: `SystemExit` would end the thread."""
         try:
             values = list(self._predict_batch(states))
             if len(values) == len(states):
                 return values
             why = f"{len(values)} answers were given to {len(states)} states; one for each is needed"
-        except Exception as error:
+        except BaseException as error:
             why = one_line(error)
-        return [GnnlabError(f"the batch of {len(states)} requests failed: {why}") for _ in states]
+        return _failed(states, why)
+
+
+def _failed(states: Sequence[Any], why: str) -> list[GnnlabError]:
+    return [GnnlabError(f"the batch of {len(states)} requests failed: {why}") for _ in states]
+
+
+def _settle(answer: asyncio.Future, value: Any) -> None:
+    """Give a future its answer or error, unless its caller has gone."""
+    if answer.done():
+        return
+    if isinstance(value, BaseException) and (not isinstance(value, Exception) or isinstance(value, StopIteration)):
+        value = GnnlabError(f"the request failed: {one_line(value)}")  # raised in a task, they would end more than it
+    if isinstance(value, BaseException):
+        answer.set_exception(value)
+    else:
+        answer.set_result(value)

@@ -23,15 +23,12 @@ from torch import Tensor, nn
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
-from gnnlab.inference.states import NetworkArrays, Topology
+from gnnlab.inference.states import DENSE_NODES, NetworkArrays, Topology
 from gnnlab.openvino_core import compile_for
 from gnnlab.workloads import edge_networks
 from gnnlab.workloads.edge_allocator import model_of
 from gnnswap.errors import one_line
 
-# up to so many nodes the dense form; measured with one thread of an AVX-512 core, reading included: 49 against 137 µs
-# at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
-DENSE_NODES = 64
 TORCH = f"torch {torch.__version__}"
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, needed by nothing, is missing
 

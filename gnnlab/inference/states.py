@@ -10,11 +10,14 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import attrgetter
+from sys import getsizeof
+from threading import Lock
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -25,9 +28,14 @@ from torch import Tensor
 
 from gnnlab.errors import LONGEST, GnnlabError
 from gnnlab.workloads.edge_networks import FEATURES, NODE_TYPES, State
-from gnnswap.errors import quoted
+from gnnswap.errors import one_line, quoted
 
 MOST = 1_000_000
+# up to so many nodes the dense form; measured with one thread of an AVX-512 core, reading included: 49 against 137 µs
+# at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
+DENSE_NODES = 64
+LONGEST_LINE = 200  # characters of an error
+Ids, Links = tuple[str, ...], tuple[tuple[str, str], ...]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 node_features = attrgetter(*FEATURES)
@@ -47,10 +55,20 @@ class Node(Struct, forbid_unknown_fields=True):
 
 class NetworkState(Struct, forbid_unknown_fields=True):
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
-    links: tuple[tuple[str, str], ...] = ()
+    links: Links = ()
 
 
-_decoder = msgspec.json.Decoder(NetworkState)
+class Named(Struct):
+    node_id: Any
+
+
+class Names(Struct):
+    """What an invalid state is read as to find the name of a node."""
+
+    nodes: tuple[Named, ...]
+
+
+_decoder, _names = msgspec.json.Decoder(NetworkState), msgspec.json.Decoder(Names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +78,14 @@ class Topology:
     edge_index: np.ndarray
     nodes: int
 
+    @property
+    def most_bytes(self) -> int:
+        """What it holds at most, once engines have read it: `adjacency`, for few nodes, and `by_target`, too."""
+        return 2 * self.edge_index.nbytes + 8 * self.nodes + 4 * min(self.nodes, DENSE_NODES) ** 2 + 1000
+
     @cached_property
     def adjacency(self) -> np.ndarray:
-        """(N, N) float32, [i, j] the number of edges from j to i; for few nodes."""
+        """(N, N) float32, [i, j] the number of edges from j to i; for up to `DENSE_NODES` nodes."""
         source, target = self.edge_index
         counts = np.bincount(target * self.nodes + source, minlength=self.nodes**2)
         return counts.astype(np.float32).reshape(self.nodes, self.nodes)
@@ -81,7 +104,7 @@ class CheckedState(NamedTuple):
     """A valid state: its nodes (N), their ids, and its links in both directions."""
 
     nodes: tuple[Node, ...]
-    node_ids: tuple[str, ...]
+    node_ids: Ids
     topology: Topology
 
 
@@ -89,16 +112,20 @@ def check(state: State | bytes) -> CheckedState:
     """Read a state: a dict, or JSON as bytes.
 
     Each node has an id of its own; links may be left out, and join two different nodes once.
-    Raises `GnnlabError`: the state is invalid.
+    Raises `GnnlabError`, and nothing else whatever is given: the state is invalid. The message is one line of at most
+    `LONGEST_LINE` characters, all of them printable.
     """
     try:
         parsed = _decoder.decode(state) if isinstance(state, bytes) else msgspec.convert(state, NetworkState)
+        node_ids = tuple(map(_node_id, parsed.nodes))
+        return CheckedState(parsed.nodes, node_ids, _topologies.topology(node_ids, parsed.links))
+    except GnnlabError:
+        raise
     except msgspec.ValidationError as error:
-        raise GnnlabError(_message(state, str(error))) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise GnnlabError(f"not JSON: {str(error)[:LONGEST]}") from None
-    node_ids = tuple(map(_node_id, parsed.nodes))
-    return CheckedState(parsed.nodes, node_ids, _topology(node_ids, parsed.links))
+        problem = str(error)
+        raise GnnlabError(_line(_name(state, problem) + problem)) from None
+    except Exception as error:  # msgspec has no list of what it raises: UnicodeDecodeError, RecursionError, ...
+        raise GnnlabError(_line(f"not JSON: {error}" if isinstance(state, bytes) else one_line(error))) from None
 
 
 def check_or_error(state: State | bytes) -> CheckedState | GnnlabError:
@@ -117,9 +144,42 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-@lru_cache(maxsize=256)
-def _topology(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Topology:
-    """First all links as given, then all reversed; cached, as a network mostly keeps its links."""
+class TopologyCache:
+    """The topologies used last, of at most `most_bytes` together, keys included; safe to share among threads.
+
+    One that takes more than an eighth of that is not kept: it would drive out too many others.
+    """
+
+    def __init__(self, most_bytes: int = 32 << 20) -> None:
+        self.most_bytes, self.held_bytes = most_bytes, 0
+        self._entries: OrderedDict[tuple[Ids, Links], tuple[Topology, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def topology(self, node_ids: Ids, links: Links) -> Topology:
+        """The topology of the links between these nodes. Raises `GnnlabError`: an id or a link is there twice, or a
+        link joins what is no node, or one node."""
+        key = node_ids, links
+        with self._lock:
+            if entry := self._entries.get(key):
+                self._entries.move_to_end(key)
+                return entry[0]
+        made = _topology(node_ids, links)
+        parts = chain([node_ids, links], node_ids, links, chain.from_iterable(links))
+        size = made.most_bytes + sum(map(getsizeof, parts))
+        with self._lock:
+            if size <= self.most_bytes // 8 and key not in self._entries:  # another thread may have been faster
+                self._entries[key] = made, size
+                self.held_bytes += size
+            while self.held_bytes > self.most_bytes:
+                self.held_bytes -= self._entries.popitem(last=False)[1][1]
+        return made
+
+
+_topologies = TopologyCache()  # a network mostly keeps its links
+
+
+def _topology(node_ids: Ids, links: Links) -> Topology:
+    """First all links as given, then all reversed."""
     row_of: dict[str, int] = {}
     for row, node_id in enumerate(node_ids):
         if (first := row_of.setdefault(node_id, row)) != row:
@@ -134,18 +194,21 @@ def _topology(node_ids: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> 
     return Topology(np.concatenate([ends, ends[::-1]], axis=1), len(node_ids))
 
 
-def _message(state: Any, problem: str) -> str:
-    """The problem in one line, after the id of the node that it concerns."""
-    text = " ".join(problem.split())  # the name of an unknown field may hold anything
-    text = text if len(text) <= 2 * LONGEST else f"{text[: 2 * LONGEST - 3]}..."
-    place = re.search(r"\$\.nodes\[(\d+)\]", problem)
-    if place is None:
-        return text
+def _name(state: Any, problem: str) -> str:
+    """ "node 'a': " of the node to which the path leads that msgspec puts behind a problem; "" where none is found."""
+    path = re.search(r" - at `\$\.nodes\[(\d+)\][.\w]*`$", problem[-LONGEST:])
     try:
-        plain = msgspec.json.decode(state) if isinstance(state, bytes) else state
-        return f"node {quoted(plain['nodes'][int(place[1])]['node_id'])}: {text}"
-    except (msgspec.DecodeError, TypeError, KeyError):  # not JSON behind the problem, or a node without an id
-        return text
+        read = _names.decode(state) if isinstance(state, bytes) else msgspec.convert(state, Names)
+        return f"node {quoted(read.nodes[int(path[1])].node_id)}: "
+    except Exception:  # no path, no id, no JSON behind the problem, another list of that name: it goes without
+        return ""
+
+
+def _line(text: str) -> str:
+    """A text with foreign parts as one line: cut, and what does not print, a line break too, escaped."""
+    cut = text[: LONGEST_LINE + 1]
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
+    return escaped if len(escaped) <= LONGEST_LINE else f"{escaped[: LONGEST_LINE - 3]}..."
 
 
 @dataclass(frozen=True, eq=False)

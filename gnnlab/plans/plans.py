@@ -1,10 +1,10 @@
 """Parallel execution plans: which device runs which stages. Their notation, what is legal, and every candidate.
 
     plan = parse("1-5 on CPU and GPU (0.5, 0.5), 6-7 on NPU")
-    str(plan)                         # [[["CPU","GPU"],[1,2,3,4,5],[0.5,0.5]],[["NPU"],[6,7]]], which `parse` reads, too
+    str(plan)     # [[["CPU","GPU"],[1,2,3,4,5],[0.5,0.5]],[["NPU"],[6,7]]], which `parse` reads, too
     space = Space(devices=("CPU", "GPU", "NPU"), unable={"NPU": {3, 4}}, ratios=(0.5,))
-    space.check(plan)                 # GnnlabError names the rule that a plan breaks
-    len(space.candidates())           # 28
+    space.check(plan)             # GnnlabError names the rule that a plan breaks
+    len(space.candidates())       # 28
 
 The list notation is S4's: blocks [devices, stages, ratios]. Several devices of a block share each graph in these ratios
 (data parallelism). The rules: blocks are contiguous and cover every stage once, in order; a device stands in one block

@@ -10,11 +10,16 @@ An error is one line: {"error": "node 'a': Expected `float` <= 1.0 - at `$.nodes
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
+import re
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -29,13 +34,26 @@ from gnnlab.serving.service import Refused, Service, busy
 from gnnlab.serving.settings import ServiceSettings, configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import random_states
-from gnnswap.errors import quoted
+from gnnswap.errors import one_line, quoted
 
 log = logging.getLogger("gnnlab.serving")
 MOST_REQUESTS = 512  # in the service at once, bodies that are still coming included; more: 503
 COMPRESSED_FROM = 1000  # bytes of an answer, as in S2
+LARGE = 16 << 10  # bytes of a body that is checked beside the event loop, and of an answer that is compressed there
 OPTIONS = {"model_type": MODEL_TYPES, "scores": ("true", "false")}
-JSON = b"application/json"
+JSON, CLOSE = b"application/json", [(b"connection", b"close")]
+ERRORS = {
+    400: "no host",
+    405: "another method",
+    408: "the body did not come in time",
+    413: "the body is too long",
+    415: "the body is not said to be JSON",
+    421: "a host that this service does not have",
+    422: "the body or a parameter is invalid",
+    431: "the head is too long; no body",
+    500: "the model failed",
+    503: "too many wait, no answer came in time, or the service is stopping: again after Retry-After",
+}
 POSTS = {
     "/predict": "Choose the node for the next task.",
     "/predict_batch": 'Choose a node for each of many networks; an invalid one has {"error": ...} in its place.',
@@ -58,98 +76,182 @@ class Placement(msgspec.Struct, omit_defaults=True):
     confidence: float
     score: float
     model_type: str
+    model_version: str  # digest of the weights
     scores: list[float] | None = None
 
 
 class App:
-    """What uvicorn calls. Entered by its lifespan, `service` answers until that ends."""
+    """What uvicorn calls. Entered by its lifespan, `service` answers until that ends; `leaving`: it is no longer ready,
+    and asks each client to connect anew."""
 
     def __init__(self, settings: ServiceSettings | None = None) -> None:
         self.settings = settings or configure()
-        self.service = Service(self.settings)
+        self.service, self.leaving = Service(self.settings), False
         self._requests = 0  # in the service now
+        self._numbers, self._own = count(1), secrets.token_hex(4)  # of requests that bring no id
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await receive()
-            async with self.service:  # uvicorn stops where this raises
-                await send({"type": "lifespan.startup.complete"})
-                await receive()
-            return await send({"type": "lifespan.shutdown.complete"})
-        status, headers, kind = 200, [], JSON
+            return await self._lifespan(receive, send)
+        given, headers, kind = dict(scope["headers"]), [], JSON
+        request_id = given.get(b"x-request-id", b"")
+        if not _is_id(request_id):
+            request_id = f"{self._own}-{next(self._numbers)}".encode()
         try:
-            if scope["method"] == "POST" and scope["path"] in POSTS:
-                body = await self._decided(scope, receive)
-            else:
-                kind, body = self._page(scope["method"], scope["path"])
+            self._check_host(given.get(b"host"), scope["http_version"])
+            status, kind, body = await self._answered(scope, given, receive)
         except Exception as error:
-            if isinstance(error, GnnlabError) and not isinstance(error, Refused):
-                error = Refused(422, str(error))
-            elif not isinstance(error, Refused):
-                log.exception("a request failed")
-                error = Refused(500, "the service failed on this request; its log says how")
+            error = _refusal(error, request_id.decode())
             status, headers = error.status, error.headers
             body = _encode({"error": " ".join(str(error).split())})
             self.service.metrics.refused.labels(str(status)).inc()
-        if len(body) >= COMPRESSED_FROM and b"gzip" in _header(scope, b"accept-encoding"):
-            body = gzip.compress(body, 5)
-            headers = [*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if len(body) >= COMPRESSED_FROM:
+            headers = [*headers, (b"vary", b"accept-encoding")]
+            if _takes_gzip(given.get(b"accept-encoding", b"")):
+                body = await self._beside(len(body), gzip.compress, body, 5)
+                headers.append((b"content-encoding", b"gzip"))
+        if self.leaving:
+            headers = [*headers, (b"connection", b"close")]
+        own = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id)]
+        await send({"type": "http.response.start", "status": status, "headers": own + headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _page(self, method: str, path: str) -> tuple[bytes, bytes]:
-        """(content type, body) of what is no decision."""
+    async def _lifespan(self, receive: Any, send: Any) -> None:
+        await receive()
+        with ThreadPoolExecutor(1, thread_name_prefix="gnnlab-large") as self._thread:
+            self._thread.submit(int).result()  # a thread that cannot start ends the process here, not a request later
+            async with self.service:  # uvicorn stops where this raises
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _check_host(self, host: bytes | None, version: str) -> None:
+        """A web page whose name leads here asks under that name.
+
+        Raises `Refused`: 400 there is no host, 421 it is none of ours.
+        """
+        names = self.settings.host_names
+        if "*" in names or (host is None and version == "1.0"):
+            return
+        if host is None:
+            raise Refused(400, "a header `host` is needed")
+        if _name_of(host) not in names:
+            raise Refused(421, f"host {quoted(host.decode('latin-1'))} is none of this service; see GNNLAB_SERVE_HOSTS")
+
+    async def _answered(
+        self, scope: dict[str, Any], given: Mapping[bytes, bytes], receive: Any
+    ) -> tuple[int, bytes, bytes]:
+        """(status, content type, body)."""
+        method, path = scope["method"], scope["path"]
+        if method == "POST" and path in POSTS:
+            return 200, JSON, await self._decided(scope, given, receive)
         if path not in GETS and path not in POSTS:
             raise Refused(404, "Not Found")
-        if path in POSTS or method != "GET":
-            raise Refused(405, "Method Not Allowed", [(b"allow", b"POST" if path in POSTS else b"GET")])
+        if path in POSTS or method not in ("GET", "HEAD"):
+            raise Refused(405, "Method Not Allowed", [(b"allow", b"POST" if path in POSTS else b"GET, HEAD")])
         if path == "/metrics":
-            return CONTENT_TYPE_LATEST.encode(), self.service.metrics.page()
+            return 200, CONTENT_TYPE_LATEST.encode(), self.service.metrics.page()
         if path == "/openapi.json":
-            return JSON, _encode(description())
+            return 200, JSON, description(self.settings.max_waiting, self.settings.max_body_bytes)
         if path == "/health":
-            return JSON, b'{"status":"live"}'
-        if not self.service.ready:
+            return 200, JSON, b'{"status":"live"}'
+        if self.leaving:
             raise busy("the service is stopping")
-        return JSON, _encode({"status": "ready", **self.service.parts})
+        if self._requests >= MOST_REQUESTS:
+            raise busy(f"{MOST_REQUESTS} requests are in the service")
+        return 200, JSON, _encode({"status": "ready", **await self.service.parts()})
 
-    async def _decided(self, scope: dict[str, Any], receive: Any) -> bytes:
+    async def _decided(self, scope: dict[str, Any], given: Mapping[bytes, bytes], receive: Any) -> bytes:
         """The answer to one state, or to each of a list; an invalid one of a list has its error in its place."""
+        if self._requests >= MOST_REQUESTS:
+            raise busy(f"{MOST_REQUESTS} requests are in the service already")
         self._requests += 1
+        body = None
         try:
-            if self._requests > MOST_REQUESTS:
-                raise busy(f"{MOST_REQUESTS} requests are in the service already")
-            began_s = time.perf_counter()
-            kind, scores = _options(scope["query_string"])
-            kind = kind or self.settings.model_type
-            body = await _body(scope, receive, self.settings.max_body_bytes)
-            one = scope["path"] == "/predict"
-            states = [check(body)] if one else _checked(body, self.settings.max_waiting)
-            valid = [state for state in states if isinstance(state, CheckedState)]
-            decisions = iter(await self.service.decide(kind, valid))
+            async with asyncio.timeout(self.settings.deadline_s):
+                began_s = time.perf_counter()
+                kind, scores = _options(scope["query_string"])
+                kind = kind or self.settings.model_type
+                body = await _body(given.get(b"content-type", b""), receive, self.settings.max_body_bytes)
+                one = scope["path"] == "/predict"
+                read = _one if one else _many
+                states = await self._beside(len(body), read, body, self.settings.max_waiting)
+                valid = [state for state in states if isinstance(state, CheckedState)]
+                decisions = iter(
+                    await self.service.decide(kind, valid, given.get(b"traceparent", b"").decode("latin-1"))
+                )
             answers: list[Placement | dict[str, str]] = []
             for state in states:
                 if isinstance(state, CheckedState):
                     node_id, node, score, confidence, of_all = next(decisions)
-                    answers.append(Placement(node_id, node, confidence, score, kind, of_all if scores else None))
+                    version = self.service.versions[kind]
+                    answers.append(
+                        Placement(node_id, node, confidence, score, kind, version, of_all if scores else None)
+                    )
                 else:
                     answers.append({"error": str(state)})
             self.service.metrics.latency[kind].observe(time.perf_counter() - began_s)
             return _encode(answers[0] if one else answers)
+        except TimeoutError:
+            within = f"within {self.settings.deadline_s:g} s"
+            if body is None:
+                raise Refused(408, f"the body did not come {within}", CLOSE) from None
+            raise busy(f"no answer {within}") from None
         finally:
             self._requests -= 1
 
+    async def _beside(self, size: int, call: Any, *given: Any) -> Any:
+        """What `call` gives, computed in a thread where `size` bytes would hold up the others."""
+        if size < LARGE:
+            return call(*given)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *given)
 
-def _checked(body: bytes, most: int) -> Sequence[CheckedState | GnnlabError]:
+
+def _refusal(error: Exception, request_id: str) -> Refused:
+    """What a client is told; what is our fault is logged."""
+    if not isinstance(error, GnnlabError):
+        log.error("request %s failed", request_id, exc_info=error)
+        return Refused(500, "the service failed on this request; its log says how")
+    if not isinstance(error, Refused):
+        return Refused(422, str(error))
+    if error.status == 500:
+        log.error("request %s: %s", request_id, error.__cause__)
+    return error
+
+
+def _one(body: bytes, _: int) -> Sequence[CheckedState]:
+    return [check(body)]
+
+
+def _many(body: bytes, most: int) -> Sequence[CheckedState | GnnlabError]:
     """Each state of a list as JSON, or its error."""
     try:
         parts = msgspec.json.decode(body, type=list[msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise GnnlabError(f"a list of 1 to {most} states is needed: {error}") from None
+    except Exception as error:  # msgspec has no list of what it raises
+        raise GnnlabError(f"a list of 1 to {most} states is needed: {one_line(error)}") from None
     if not 1 <= len(parts) <= most:
         raise GnnlabError(f"{len(parts)} states given; a list of 1 to {most} states is needed")
     return [check_or_error(bytes(part)) for part in parts]
+
+
+_is_id = re.compile(rb"[!-~]{1,128}").fullmatch
+
+
+@lru_cache(maxsize=256)
+def _name_of(host: bytes) -> str:
+    """In lower case, without port and brackets."""
+    text = host.decode("latin-1").strip().lower()
+    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+
+
+@lru_cache(maxsize=256)
+def _takes_gzip(accepted: bytes) -> bool:
+    """Whether an accept-encoding has gzip, or else anything, at a quality above 0."""
+    quality = {}
+    for part in accepted.lower().split(b","):
+        name, _, rest = part.partition(b";")
+        quality[name.strip()] = not re.fullmatch(rb"\s*q\s*=\s*0(\.0*)?\s*", rest)
+    return quality.get(b"gzip", quality.get(b"*", False))
 
 
 @lru_cache(maxsize=64)
@@ -167,18 +269,12 @@ def _options(query: bytes) -> tuple[str, bool]:
     return given["model_type"], given["scores"] == "true"
 
 
-def _header(scope: dict[str, Any], wanted: bytes) -> bytes:
-    """The value of a header, empty where it is not there."""
-    return next((value for name, value in scope["headers"] if name == wanted), b"")
+async def _body(kind: bytes, receive: Any, most_bytes: int) -> bytes:
+    """The body of a request of a content-type.
 
-
-async def _body(scope: dict[str, Any], receive: Any, most_bytes: int) -> bytes:
-    """The body of a request.
-
-    Raises `Refused`: 415 its content-type is not JSON (which a web page of another site cannot claim unasked), 413 it
-    is too long, 400 the client hung up.
+    Raises `Refused`: 415 that is not JSON (which a web page of another site cannot claim unasked), 413 it is too long,
+    400 the client hung up.
     """
-    kind = _header(scope, b"content-type")
     if kind.partition(b";")[0].strip().lower() != JSON:
         raise Refused(415, f"content-type {kind[:80].decode('latin-1')!r} given, application/json is needed")
     body, more = b"", True
@@ -188,32 +284,42 @@ async def _body(scope: dict[str, Any], receive: Any, most_bytes: int) -> bytes:
             raise Refused(400, "the client hung up")  # nobody reads it
         body += message.get("body", b"")
         if len(body) > most_bytes:
-            close = [(b"connection", b"close")]
-            raise Refused(413, f"the body is longer than the {most_bytes} bytes allowed", close)
+            raise Refused(413, f"the body is longer than the {most_bytes} bytes allowed", CLOSE)
         more = message.get("more_body", False)
     return body
 
 
-def description() -> dict[str, Any]:
+@lru_cache(maxsize=1)
+def description(most: int, most_bytes: int) -> bytes:
     """What /openapi.json says: paths, query parameters, bodies and answers, with msgspec's own schemas."""
     schemas = {"/predict": (NetworkState, Placement), "/predict_batch": (list[NetworkState], list[Placement])}
     every = [one for pair in schemas.values() for one in pair]
     made, components = msgspec.json.schema_components(every, ref_template="#/components/schemas/{name}")
+    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string", "maxLength": 500}}}
+    components["Error"] = error
     made, example = iter(made), random_states(1, (3, 3), seed=0)
+    failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    errors = {str(status): {"description": text, "content": failed} for status, text in ERRORS.items()}
     parameters = [
         {"name": name, "in": "query", "schema": {"type": "string", "enum": list(values)}}
         for name, values in OPTIONS.items()
     ]
     paths: dict[str, Any] = {
-        path: {"get": {"summary": text, "responses": {"200": {"description": "answered"}}}}
+        path: {"get": {"summary": text, "responses": {"200": {"description": "answered"}, **errors}}}
         for path, text in GETS.items()
     }
     for path, text in POSTS.items():
-        asked = {"schema": next(made), "example": example[0] if path == "/predict" else example * 2}
-        answered = {"description": "answered", "content": {"application/json": {"schema": next(made)}}}
-        post = {"summary": text, "parameters": parameters, "responses": {"200": answered}}
-        post["requestBody"] = {"required": True, "content": {"application/json": asked}}
+        one = path == "/predict"
+        asked, answer = next(made), next(made)
+        if not one:
+            asked |= {"minItems": 1, "maxItems": most}
+            answer["items"] = {"anyOf": [answer["items"], {"$ref": "#/components/schemas/Error"}]}
+        body = {"schema": asked, "example": example[0] if one else example * 2}
+        answered = {"description": "answered", "content": {"application/json": {"schema": answer}}}
+        post = {"summary": text, "parameters": parameters, "responses": {"200": answered, **errors}}
+        about = f"{most_bytes} bytes at most"
+        post["requestBody"] = {"required": True, "description": about, "content": {"application/json": body}}
         paths[path] = {"post": post}
     about = "On which node of an edge network should the next task run?"
     info = {"title": "gnnlab", "version": __version__, "description": about}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+    return _encode({"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}})

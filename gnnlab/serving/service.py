@@ -8,36 +8,28 @@ async with Service(settings) as service:
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import redis
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from gnnlab.errors import GnnlabError
-from gnnlab.inference.async_batching import AsyncBatcher
+from gnnlab.inference.async_batching import AsyncBatcher, Late
 from gnnlab.inference.predictor import NODES_A_PASS, Decision, PredictionCache, Predictor
 from gnnlab.inference.states import CheckedState
 from gnnlab.measure.conditions import Conditions
-from gnnlab.serving.database import Recorder, engine_of
+from gnnlab.serving.recorder import Recorder
 from gnnlab.serving.settings import ServiceSettings
+from gnnlab.serving.shared_cache import SharedCache
 from gnnlab.workloads import edge_allocator
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 from gnnlab.workloads.edge_networks import random_states
-from gnnswap.errors import one_line
+from gnnlab.workloads.staged import fingerprint
 
-log = logging.getLogger("gnnlab.serving")
 RETRY_AFTER_S = 1
-CACHE_PREFIX, CACHE_TTL_S = b"gnnlab:scores:", 3600  # of Redis; the time is S2's
-REDIS_TIMEOUT_S = 0.1  # of one call
-REDIS_RETRY_S = 1.0  # how long Redis is left alone after a failure
 Asked = tuple[str, CheckedState]  # by which model
 LATENCIES_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -80,7 +72,12 @@ class Metrics:
         cache = Counter("cache_requests_total", "Looked up in the cache.", ["result"], registry=own)
         self.hits, self.misses = cache.labels("hit"), cache.labels("miss")
         self.refused = Counter("requests_refused_total", "Answered by an error.", ["status"], registry=own)
+        self.recorded = Counter("recorded_total", "Decisions that the database has.", registry=own)
         self.unrecorded = Counter("unrecorded_total", "Decisions that the database lost.", registry=own)
+        about = "Decisions that wait for the database, or are on their way to it."
+        self.pending = Gauge("records_pending", about, registry=own, multiprocess_mode="livesum")
+        about, labels = "1 for each model, by the digest of its weights.", ["model_type", "model_version"]
+        self.model = Gauge("model_info", about, labels, registry=own, multiprocess_mode="max")
 
     def page(self) -> bytes:
         """The text that a server of Prometheus reads."""
@@ -105,60 +102,13 @@ def tracer_provider() -> Any:
     return provider
 
 
-class SharedCache:
-    """Scores that any worker on any host has computed, in Redis; while Redis is away, those of this process.
-
-    For one thread. Keys are `predictor.key`, with the digest of the model in it; values are the bytes of float32
-    scores, so that reading one runs nothing. A batch reads and writes in one round trip each.
-    """
-
-    def __init__(self, url: str, local: PredictionCache) -> None:
-        timeouts = {"socket_timeout": REDIS_TIMEOUT_S, "socket_connect_timeout": REDIS_TIMEOUT_S}
-        self._redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts)
-        self._local, self._away_until_s, self.away = local, 0.0, False
-
-    def get_many(self, keys: Sequence[bytes]) -> list[np.ndarray | None]:
-        """The scores under each key, or None; those of this process where Redis does not answer."""
-        values = self._asked(lambda: self._redis.mget([CACHE_PREFIX + key for key in keys]))
-        if values is None:
-            return self._local.get_many(keys)
-        # (N,) float32, read-only; a value that holds no such numbers is a miss
-        return [None if v is None or len(v) % 4 else np.frombuffer(v, dtype="<f4") for v in values]
-
-    def put_many(self, scores: Mapping[bytes, np.ndarray]) -> None:
-        """Keep the scores in Redis, or in this process while Redis is away."""
-        pipe = self._redis.pipeline(transaction=False)
-        for key, part in scores.items():
-            pipe.set(CACHE_PREFIX + key, part.astype("<f4").tobytes(), ex=CACHE_TTL_S)
-        if self._asked(pipe.execute) is None:
-            self._local.put_many(scores)
-
-    def close(self) -> None:
-        self._redis.close()
-
-    def _asked(self, call: Callable[[], list[Any]]) -> list[Any] | None:
-        """What Redis answers; None while it is away."""
-        if time.monotonic() < self._away_until_s:
-            return None
-        try:
-            answer = call()
-        except (redis.RedisError, OSError) as error:
-            self._away_until_s = time.monotonic() + REDIS_RETRY_S
-            if not self.away:
-                log.warning("Redis is away, answers are cached in this process: %s", one_line(error))
-            self.away = True
-            return None
-        if self.away:
-            log.warning("Redis is back")
-        self.away = False
-        return answer
-
-
 class Service:
     """Async context manager: loads the models on enter, answers what it accepted on exit."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings, self.metrics, self.ready = settings, Metrics(), False
+        self.versions: dict[str, str] = {}  # of each model type, 12 hexadecimal digits
+        self._waiting = {True: 0, False: 0}  # states of small requests, and of large ones
         self._cache: PredictionCache | SharedCache | None = None
         self._recorder: Recorder | None = None
 
@@ -170,10 +120,12 @@ class Service:
             if own.redis_url is not None:
                 self._cache = SharedCache(own.redis_url, self._cache)
         self._predictors = {kind: self._load(kind) for kind in MODEL_TYPES}
-        self._batcher = AsyncBatcher(self._pass, max_batch=own.max_batch, short=self._short)
+        self._batcher = AsyncBatcher(
+            self._pass, max_batch=own.max_batch, short=self._short, deadline_s=own.deadline_s, stop_s=own.deadline_s
+        )
         await self._batcher.__aenter__()
         if own.database_url is not None:
-            self._recorder = Recorder(engine_of(own.database_url), self.metrics.unrecorded)
+            self._recorder = Recorder(own.database_url, self.metrics, self.versions, own.keep_days)
             self._recorder.start()
         self._tracers, self.ready = tracer_provider(), True
         return self
@@ -188,36 +140,68 @@ class Service:
         if self._tracers is not None:
             await asyncio.to_thread(self._tracers.shutdown)  # sends the last spans, for two seconds at most
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """Redis and the database: off, here or away; without them answers come all the same."""
+    async def parts(self) -> dict[str, Any]:
+        """What is there: Redis and the database are off, here or away; without them answers come all the same.
+
+        Raises `Refused`: 503 the models do not answer within the deadline.
+        """
+        if not (self.ready and await self._batcher.alive(self.settings.deadline_s)):
+            raise busy("the service is stopping, or its models do not answer")
         parts = {"redis": self._cache if isinstance(self._cache, SharedCache) else None, "database": self._recorder}
-        return {name: "off" if part is None else "away" if part.away else "here" for name, part in parts.items()}
+        states = {name: "off" if part is None else "away" if part.away else "here" for name, part in parts.items()}
+        if self._recorder is not None:
+            states |= {"database_since_s": round(self._recorder.since_s, 1), "pending": self._recorder.pending}
+        return {**states, "waiting": self._batcher.unanswered, "model_versions": self.versions}
 
-    async def decide(self, model_type: str, states: Sequence[CheckedState]) -> list[Decision]:
-        """A decision for each state, in their order.
+    async def decide(
+        self, model_type: str, states: Sequence[CheckedState], traceparent: str | None = None
+    ) -> list[Decision]:
+        """A decision for each state, in their order; `traceparent` is the span that it belongs to.
 
-        Raises `Refused`: 503 too many states wait already, or the service is stopping; 500 the model failed.
+        What fits into one pass and what does not have `max_waiting` each, so neither keeps the other out.
+        Raises `Refused`: 503 too many states wait already, no answer came in time, or the service is stopping; 500 the
+        model failed.
         """
         if not self.ready:
             raise busy("the service is stopping")
-        if self._batcher.unanswered + len(states) > self.settings.max_waiting:
-            raise busy(f"{self._batcher.unanswered} states wait already")
+        small = len(states) <= self.settings.max_batch
+        if self._waiting[small] + len(states) > self.settings.max_waiting:
+            raise busy(f"{self._waiting[small]} states wait already")
         began_ns = time.time_ns()
-        waiting = [self._batcher.predict((model_type, state)) for state in states]
+        self._waiting[small] += len(states)
         try:
-            decisions = [await waiting[0]] if len(waiting) == 1 else await asyncio.gather(*waiting)
+            decisions = await self._decided(model_type, states)
+        except Late as error:
+            raise busy(str(error)) from None
         except GnnlabError as error:
-            log.error("%s", error)
             raise Refused(500, "the model failed on this batch; the log of the service says how") from error
+        finally:
+            self._waiting[small] -= len(states)
         self.metrics.predictions[model_type].inc(len(decisions))
         if self._tracers is not None and decisions:
             about = {"model_type": model_type, "confidence": min(one.confidence for one in decisions)}
-            self._tracers.get_tracer("gnnlab").start_span("predict", start_time=began_ns, attributes=about).end()
+            self._trace(began_ns, about, traceparent)
         if self._recorder is not None:
             for state, decision in zip(states, decisions, strict=True):
                 self._recorder.record(model_type, state, decision)
         return decisions
+
+    async def _decided(self, model_type: str, states: Sequence[CheckedState]) -> list[Decision]:
+        """As many at a time as fit into a pass: others get in between."""
+        if len(states) == 1:
+            return [await self._batcher.predict((model_type, states[0]))]
+        decisions: list[Decision] = []
+        for at in range(0, len(states), self.settings.max_batch):
+            some = states[at : at + self.settings.max_batch]
+            decisions += await asyncio.gather(*(self._batcher.predict((model_type, state)) for state in some))
+        return decisions
+
+    def _trace(self, began_ns: int, about: dict[str, Any], traceparent: str | None) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent} if traceparent else {})
+        tracer = self._tracers.get_tracer("gnnlab")
+        tracer.start_span("predict", context=parent, start_time=began_ns, attributes=about).end()
 
     def _short(self, asked: Sequence[Asked]) -> bool:
         """Whether a batch is computed in the event loop: in a millisecond or two, and without Redis."""
@@ -238,6 +222,8 @@ class Service:
     def _load(self, model_type: str) -> Predictor:
         """A model that has answered once: the first call takes longer."""
         weights = edge_allocator.weights(model_type)
+        self.versions[model_type] = fingerprint(weights)[:12]
+        self.metrics.model.labels(model_type, self.versions[model_type]).set(1)
         self.metrics.memory.labels(model_type).set(sum(tensor.nbytes for tensor in weights.values()))
         predictor = Predictor(model_type, "cpu", weights=weights)
         predictor.predict_batch(random_states(2, (10, 10), seed=0))

@@ -13,6 +13,9 @@ STATES = [random_state(nodes, nodes) for nodes in (1, 4, 7)]
 GOOD = [json.dumps(state).encode() for state in STATES]
 BAD_FIELD = json.dumps({"nodes": [{**STATES[0]["nodes"][0], "cpu_util": 1.5}], "links": []}).encode()
 DEEP = b"[" * 200_000
+LATIN = json.dumps(STATES[1]).replace("node_0", "Zürich").encode("latin-1")
+FORGED = b'{"nodes": [{"$.nodes[7]": 1, "\\n\\u2028\\u001b[2J": 1}]}'
+CARRIAGE_RETURN = b"\r" + GOOD[0][:-1] + b',\r"x": 1}\r'  # is no end of a line
 
 
 @pytest.fixture
@@ -36,16 +39,25 @@ def test_each_line_is_answered_with_the_chosen_node(infer):
     assert [(a["line"], a["node_id"]) for a in answers] == [(i, d.node_id) for i, d in enumerate(expected, start=1)]
 
 
-@pytest.mark.parametrize("bad", [b"nope", b"\xff\xfe", b"[1]", b"3", BAD_FIELD, DEEP, b'{"nodes": NaN}', b"9" * 5000])
+BAD = [b"nope", b"\xff\xfe", b"[1]", b"3", BAD_FIELD, DEEP, b'{"nodes": NaN}', b"9" * 5000]
+
+
+@pytest.mark.parametrize("bad", [*BAD, LATIN, FORGED, CARRIAGE_RETURN, b"a\x0bb\x0cc\x1cd\x85e"])
 def test_a_bad_line_is_answered_by_an_error_line_and_stops_no_other(infer, tmp_path, bad):
     lines = [GOOD[0], b"", bad, GOOD[1]]
     code, answers, _ = infer(lines)
     assert code == 1 and [a["line"] for a in answers] == [1, 3, 4]
-    assert "error" in answers[1] and "\n" not in answers[1]["error"] and len(answers[1]["error"]) < 400
+    assert answers[1]["error"].isprintable() and len(answers[1]["error"]) <= 200
     (tmp_path / "states.jsonl").write_bytes(b"\n".join(lines))
     again = infer([], "--batch", str(tmp_path / "states.jsonl"))
     assert again[0] == 1 and [a.get("node_id") for a in again[1]] == [a.get("node_id") for a in answers]
     assert again[1][1] == answers[1]
+
+
+def test_lines_may_end_as_on_windows(infer, tmp_path):
+    (tmp_path / "states.jsonl").write_bytes(b"\r\n".join(GOOD) + b"\r\n")
+    expected = infer(GOOD)[:2]
+    assert infer([b"\r\n".join(GOOD)])[:2] == infer([], "--batch", str(tmp_path / "states.jsonl"))[:2] == expected
 
 
 def test_batch_without_a_file_reads_standard_input(infer):
@@ -81,6 +93,7 @@ def test_int8_answers_too_and_no_input_is_no_error(infer, tmp_path):
         (["--model-type", "a2c"], "invalid choice: 'a2c'"),
         (["--device", "tpu"], "device 'tpu': one of auto, cuda, mps, cpu"),
         (["--batch", "no/such/file"], "No such file or directory (no/such/file)"),
+        (["--batch", "."], "Is a directory (.)"),
     ],
 )
 def test_a_wrong_command_line_is_answered_in_one_line(infer, arguments, part):

@@ -1,59 +1,86 @@
-"""`gnnlab plan` says which plan and why, carries it out, and answers bad input with one line."""
+"""`gnnlab plan` says which plan and why, executes it, and answers bad input with one line."""
 
+import json
+import shlex
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
 from synthetic_costs import costs
 
-from gnnlab.campaign.cells import layer_of
+from gnnlab.commands import plan as plan_command
 from gnnlab.lab import discovery
-from gnnlab.planning import costs as tables
-from gnnlab.planning.unit_processes import UnitProcesses
+from gnnlab.plans import execute
+from gnnlab.plans.costs import Costs
+from gnnlab.plans.processes import DeviceProcesses
+from gnnlab.stages.sizes import layer_of
 
-UNITS = ("plan_units:cpu", "plan_units:gpu", "plan_units:npu")
-PLAN = '[[["plan_units:gpu"],[1,2]],[["plan_units:cpu"],[3,4,5,6,7]]]'
-SHARED = "1-5 on plan_units:gpu and plan_units:cpu (0.5, 0.5), 6-7 on plan_units:npu"
-WORDS = "1-2 on plan_units:gpu, 3-7 on plan_units:cpu"
+DEVICES = ("plan_devices:cpu", "plan_devices:gpu", "plan_devices:npu")
+PLAN = '[[["plan_devices:gpu"],[1,2]],[["plan_devices:cpu"],[3,4,5,6,7]]]'
+SHARED = "1-5 on plan_devices:gpu and plan_devices:cpu (0.5, 0.5), 6-7 on plan_devices:npu"
+WORDS = "1-2 on plan_devices:gpu, 3-7 on plan_devices:cpu"
+EXAMPLES = [line.strip() for line in plan_command.__doc__.splitlines() if line.startswith("  gnnlab plan")]
+QUICK = {  # blocks with times after gnnlab run 04 05 06
+    "openvino:CPU": [*((n, n) for n in range(1, 8)), (1, 5), (1, 7)],
+    "onnxruntime:CPU": [*((n, n) for n in range(1, 8)), (1, 5), (1, 7)],
+    "fast:CPU": [(3, 3), (1, 5), (1, 7)],
+}
 
 
 @pytest.fixture(scope="module")
 def processes():
     """Started once for all tests."""
-    with UnitProcesses(UNITS) as units:
-        yield units
+    with DeviceProcesses(DEVICES) as devices:
+        yield devices
 
 
 @pytest.fixture
 def plan(processes, monkeypatch, tmp_path, command):
-    """Runs the command on synthetic tables: code, what it printed, what it said beside."""
-    synthetic = costs(UNITS, layer_of("sage", 8))
+    """Runs the command on synthetic times: code, what it printed, what it said beside."""
     real = discovery.results_of
     monkeypatch.setattr(discovery, "results_of", lambda name: tmp_path if name == "quick" else real(name))
-    monkeypatch.setattr(tables, "load_costs", lambda folder, units=(): synthetic)
-    monkeypatch.setattr("gnnlab.planning.unit_processes.UnitProcesses", lambda units: nullcontext(processes))
+    monkeypatch.setattr(Costs, "measured", lambda *given: costs(DEVICES, layer_of("sage", 8)))
+    monkeypatch.setattr("gnnlab.plans.processes.DeviceProcesses", lambda devices: nullcontext(processes))
     return partial(command, "plan")
 
 
 def test_the_plan_is_printed_with_its_reasons(plan):
     code, out, err = plan("--nodes", "40", "--edges", "100")
-    words = (f"times of {', '.join(UNITS)} at 3 sizes, from 20/40 to 80/300.", "40 nodes, 100 edges: stages")
-    assert code == 0 and err == "" and all(word in out for word in (*words, "Expected", "one unit", "chosen"))
-
-
-def test_a_size_outside_the_tables_says_so(plan):
-    code, out, _ = plan("--nodes", "4000", "--edges", "9000")
-    assert code == 0 and "extrapolated" in out and "take the times with care" in out
+    words = (
+        f"times of {', '.join(DEVICES)} at 3 sizes, 20x40 to 80x300.",
+        "40x100: ",
+        "Expected",
+        "one device",
+        "chosen",
+    )
+    assert code == 0 and err == "" and all(word in out for word in (*words, "plans of at most 2 blocks were compared."))
+    out = plan("--nodes", "4000", "--edges", "9000", "--blocks", "3")[1]
+    assert "extrapolated" in out and "take the times with care" in out and "of at most 3 blocks" in out
 
 
 @pytest.mark.parametrize(
     "more", [(), ("--plan", PLAN), ("--plan", WORDS), ("--plan", SHARED), ("--objective", "latency")]
 )
-def test_a_graph_is_planned_and_carried_out(plan, more):
+def test_a_graph_is_planned_and_the_plan_executed(plan, more):
     code, out, _ = plan("--graph", "karate", "--execute", *more)
-    words = ("karate: 156 edges, 34 nodes", "the lab's own layer (", "its result differs from the plain layer's by")
+    words = ("karate: 156 edges, 34 nodes", "the lab's own layer (", "its result is off the layer in float64 by")
     assert code == 0 and all(word in out for word in words)
-    assert ("--plan" not in more) or (PLAN if more[1] != SHARED else SHARED) in out
+    assert ("--plan" not in more) or more[1] in out
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_help_runs_on_the_times_of_the_quick_set(plan, example, monkeypatch, tmp_path):
+    layer = layer_of("sage", 500)
+    lacking = [(name, *block) for name, there in QUICK.items() for block in layer.blocks() if block not in there]
+    monkeypatch.setattr(Costs, "measured", lambda *given: costs(tuple(QUICK), layer, lacking))
+    monkeypatch.setattr(execute, "execute_once", lambda *given: (1.0, 1e-7))
+    entries = {f"1000,5000,{p},{n}": {"total_time_ms": 1.0} for p in ("CPU", "GPU") for n in range(1, 8)}
+    for name, data in (("lookup_table", entries), ("bandwidth_table", {"CPU_stage1": 9e3, "GPU_stage1": 2e3})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+        example = example.replace(f"{name}.json", str(tmp_path / f"{name}.json"))
+    code, out, err = plan(*shlex.split(example)[2:])
+    assert (code, err) == (0, "") and "Expected" in out
+    assert "fast:CPU: times of" in out or "--lookup" in example
 
 
 @pytest.mark.parametrize(
@@ -64,6 +91,7 @@ def test_a_graph_is_planned_and_carried_out(plan, more):
         (("--nodes", "5", "--edges", "5", "--graph", "karate"), "which graph"),
         (("--nodes", "5", "--edges", "5", "--execute"), "nothing to execute"),
         (("--nodes", "0", "--edges", "5"), "whole number above 0"),
+        (("--nodes", "5", "--edges", "5", "--blocks", "8"), "number from 1 to 7"),
         (("--graph", "no such"), "no such"),
         (("--nodes", "40", "--edges", "90", "--plan", '[[["TPU"],[1,2,3,4,5,6,7]]]'), "'TPU' is unknown"),
         (("--nodes", "40", "--edges", "90", "--plan", "nonsense"), "not understood"),

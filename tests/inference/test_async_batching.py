@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
+from refusals import refused
 
 from gnnlab.errors import GnnlabError
-from gnnlab.inference.async_batching import AsyncBatcher
+from gnnlab.inference.async_batching import AsyncBatcher, Late
 
 
 class Doubler:
@@ -79,28 +81,116 @@ def test_a_lone_request_goes_at_once_those_that_come_meanwhile_make_the_next_bat
     assert doubler.batches == [[0], [1, -2, 3], [4]]
 
 
-def raising(states):
-    raise LookupError("out of memory")
+def raising(error):
+    def predict(states):
+        raise error
+
+    return predict
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["in the thread", "in the loop"])
 @pytest.mark.parametrize(
     ("predict", "message"),
     [
-        (raising, "the batch of 3 requests failed: LookupError: out of memory"),
+        (raising(LookupError("out of memory")), "the batch of 3 requests failed: LookupError: out of memory"),
+        (raising(SystemExit(3)), "failed: SystemExit: 3"),
+        (raising(StopIteration()), "failed: StopIteration"),
+        (raising(Unprintable()), "failed: Unprintable"),
         (lambda states: states[1:], "2 answers were given to 3 states"),
+        (lambda states: None, "failed: TypeError"),
+        (lambda states: [SystemExit(3)] * 3, "the request failed: SystemExit: 3"),
+        (lambda states: [StopIteration(), asyncio.CancelledError(), KeyboardInterrupt()], "the request failed: "),
     ],
 )
-def test_a_failing_batch_reaches_every_caller_and_the_next_one_is_answered(predict, message):
+def test_a_failing_batch_reaches_every_caller_and_the_next_one_is_answered(predict, message, inside):
+    async def body(batcher):
+        return await settled(map(batcher.predict, (1, 2, 3))), await batcher.predict(7), batcher.unanswered
+
+    def either(states):
+        return predict(states) if 1 in states else Doubler()(states)
+
+    errors, after, left = run(body, either, short=lambda _: inside)
+    assert (after, left) == (14, 0) and len(errors) == 3
+    assert all(isinstance(error, GnnlabError) and message in str(error) for error in errors)
+
+
+def test_where_nobody_knows_whether_a_batch_is_short_it_fails_and_the_next_one_is_answered():
+    async def body(batcher):
+        return await settled([batcher.predict(0)]), await batcher.predict(7)
+
+    (error,), after = run(body, Doubler(), short=lambda numbers: 1 // numbers[0] > 2)
+    assert isinstance(error, GnnlabError) and "ZeroDivisionError" in str(error) and after == 14
+
+
+def test_a_thread_that_cannot_start_is_an_error_at_once(monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+    with refused("can't start new thread"):
+        run(None, Doubler())
+
+
+def test_a_late_request_fails_is_not_computed_and_the_next_one_is_answered():
+    doubler = Doubler()
+
+    async def answered(batcher, number):
+        while isinstance(answer := (await settled([batcher.predict(number)]))[0], Late):
+            pass  # on a slow machine
+        return answer
+
+    async def body(batcher):
+        first, others = await held(doubler, batcher, 1, 2)
+        errors, waiting = await settled([first, *others]), (batcher.unanswered, batcher.waiting_bytes)
+        doubler.gate.set()
+        return errors, waiting, await answered(batcher, 7)
+
+    errors, waiting, after = run(body, doubler, deadline_s=0.05, size_of=lambda number: 100 + number)
+    assert [str(error) for error in errors] == ["no answer within 0.05 s; ask again later, or allow more"] * 3
+    assert all(isinstance(error, Late) for error in errors)
+    assert waiting == (1, 100)  # the one that the thread has begun
+    assert after == 14 and not {1, 2} & {number for batch in doubler.batches for number in batch}
+
+
+def test_what_is_late_before_its_batch_begins_is_not_computed():
     doubler = Doubler()
 
     async def body(batcher):
-        first, others = await held(doubler, batcher, 1, 2, 3)
-        doubler.gate.set()
-        return await settled([first, *others]), await batcher.predict(7)
+        answers = [batcher.predict(number) for number in range(3)]
+        time.sleep(0.02)  # in the loop: no timer runs
+        return await settled(answers)
 
-    (answered, *errors), after = run(body, lambda states: predict(states) if 1 in states else doubler(states))
-    assert answered == 0 and after == 14 and len(errors) == 3
-    assert all(isinstance(error, GnnlabError) and message in str(error) for error in errors)
+    assert all(isinstance(error, Late) for error in run(body, doubler, deadline_s=0.01)) and doubler.batches == []
+
+
+def test_alive_says_whether_an_empty_batch_passes_through_the_thread():
+    doubler = Doubler()
+
+    async def body(batcher):
+        here = await batcher.alive(30)
+        first, _ = await held(doubler, batcher)
+        hung = [await batcher.alive(0.01) for _ in range(3)]
+        doubler.gate.set()
+        return here, hung, await batcher.alive(30), await first
+
+    assert run(body, doubler) == (True, [False] * 3, True, 0) and doubler.batches == [[0]]
+    assert not asyncio.run(AsyncBatcher(doubler).alive(30))
+
+
+def test_bytes_of_all_that_has_no_answer_are_counted():
+    doubler = Doubler()
+
+    async def body(batcher):
+        first, others = await held(doubler, batcher, 10, 20, 30)
+        others[1].cancel()
+        waiting = batcher.waiting_bytes
+        doubler.gate.set()
+        await settled([first, *others])
+        return waiting, batcher.waiting_bytes
+
+    assert run(body, doubler, max_batch=2, size_of=lambda number: number + 1) == (64, 0)
 
 
 def test_a_cancelled_caller_is_left_out_and_unanswered_until_its_batch_ends():
@@ -134,6 +224,21 @@ def test_stop_answers_what_is_there_and_takes_nothing_more():
         return await asyncio.gather(first, *others)
 
     assert run(body, doubler, max_batch=2) == [0, 2, 4, 6, 8, 10]
+
+
+def test_stop_waits_so_long_for_a_batch_that_hangs_and_what_is_left_fails():
+    doubler = Doubler()
+
+    async def body(batcher):
+        first, others = await held(doubler, batcher, 1, 2)
+        await batcher.__aexit__()
+        errors = await settled([first, *others])
+        left = batcher.unanswered
+        doubler.gate.set()
+        return errors, left, await batcher.alive(30)
+
+    errors, left, alive = run(body, doubler, stop_s=0.05)
+    assert all("stopped before" in str(error) for error in errors) and (left, alive) == (1, False)
 
 
 def test_a_short_batch_is_computed_in_the_event_loop_and_a_long_one_in_the_thread():

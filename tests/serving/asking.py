@@ -1,16 +1,17 @@
 """A service in a thread of this process, and clients that ask it many requests at once."""
 
 import asyncio
+import socket
 import urllib.request
 from contextlib import contextmanager
 from threading import Thread
 
-import uvicorn
 from edge_states import random_state
 from servers import until
 
 from gnnlab.serving.app import App
 from gnnlab.serving.load import Client
+from gnnlab.serving.server import Server
 from gnnlab.serving.settings import configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
@@ -21,9 +22,9 @@ CLIENTS = {kind: Client(STATES, kind) for kind in MODEL_TYPES}
 @contextmanager
 def served(**settings):
     """(URL, `App`, server) of a service of these settings."""
-    app = App(configure(**settings))
-    config = uvicorn.Config(app, port=0, lifespan="on", log_level="warning", access_log=False)
-    server, listener = uvicorn.Server(config), config.bind_socket()
+    app = App(configure(**{"drain_s": 0, **settings}))
+    server, listener = Server(app), socket.socket()
+    listener.bind(("127.0.0.1", 0))
     thread = Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

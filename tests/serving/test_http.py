@@ -26,7 +26,7 @@ def database(tmp_path_factory):
 def url(request, database):
     redis = request.getfixturevalue("redis_server").url if shutil.which("redis-server") else "none"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gnnlab.serving.service.REDIS_TIMEOUT_S", 5)
+        patch.setattr("gnnlab.serving.shared_cache.TIMEOUT_S", 5)
         with served(redis=redis, database=f"sqlite:///{database}", **LIMITS) as (url, _, _):
             yield url
 
@@ -63,7 +63,7 @@ def test_a_batch_is_answered_in_order_with_errors_in_their_places(http):
 def test_the_state_of_the_guides_benchmark_is_answered_and_scores_come_on_request_alone(http):
     answer = post(http, "/predict", S2_STATE)
     assert answer.status_code == 200 and answer.json()["model_type"] == "hybrid"
-    assert set(answer.json()) == {"node_id", "node", "confidence", "score", "model_type"}
+    assert set(answer.json()) == {"node_id", "node", "confidence", "score", "model_type", "model_version"}
     assert answer.json()["confidence"] == pytest.approx(0.1)
 
 
@@ -103,7 +103,7 @@ def test_a_bad_request_is_answered_by_one_line(http, path, body, status, part):
     assert answer.headers["content-type"] == "application/json" and set(answer.json()) == {"error"}
     line = answer.json()["error"]
     assert part in line and "\n" not in line and "Traceback" not in line and len(line) < 400
-    assert answer.headers.get("allow") == ("GET" if status == 405 else None)
+    assert answer.headers.get("allow") == ("GET, HEAD" if status == 405 else None)
 
 
 def test_a_body_without_a_length_is_cut_off_at_the_limit(http):
@@ -155,11 +155,11 @@ def test_metrics_count_what_was_answered(http):
 def test_decisions_and_nodes_reach_the_database(http, database):
     node_id = "a node of this test alone"
     state = {"nodes": [{**S2_STATE["nodes"][0], "node_id": node_id}]}
-    post(http, "/predict?model_type=ppo", state)
+    version = post(http, "/predict?model_type=ppo", state).json()["model_version"]
 
     def rows(table):
         with sqlite3.connect(database) as connection:
             return connection.execute(f"SELECT * FROM {table} WHERE node_id = ?", [node_id]).fetchall()
 
     until(lambda: rows("predictions"))
-    assert rows("predictions")[0][2:6] == ("ppo", 1, node_id, 0) and len(rows("network_metrics")) == 1
+    assert rows("predictions")[0][2:7] == ("ppo", version, 1, node_id, 0) and len(rows("network_metrics")) == 1

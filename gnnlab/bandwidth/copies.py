@@ -1,0 +1,176 @@
+"""The time of moving bytes, by measured copies over a sweep of sizes: plain ones, and through each device.
+
+    curve = CopyCurve.fit(table)                  # size_bytes, ms, ms_low, ms_high, n of copies
+    curve.ms(3e6); curve.gb_s(3e6)                # between measured sizes; NaN where launch or noise hide it
+    Transfers.fit(copies).plain.ms(2e7)
+
+A copy of so many bytes reads them and writes them, so it moves twice as many. Through a device it is stage 2 of
+GraphSAGE, the identity; a plain copy is numpy's, by which devices hand on results. All are measurements of a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gnnlab import machine
+from gnnlab.errors import GnnlabError
+from gnnlab.stages import devices
+from gnnlab.stages.devices import Availability, Bound, Device, Loaded, run_by
+from gnnlab.stages.export import HANDBUILT, export
+from gnnlab.stages.measure import Config
+from gnnlab.stages.sizes import layer_of
+from gnnswap.errors import quoted
+
+IDENTITY, STAGE = "sage", 2
+NODES = 2  # of the graph of a copy, which the identity does not look at
+LEAST_BYTES = 4096
+PLAIN_COPY = f"{__name__}:plain_copy"  # as a device's name
+HANDED_ON = 0.1  # of a plain copy's time: what takes less is no copy
+WIDEST = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it
+HIDDEN = "hidden by launch time or noise at this size"
+_DRIFT = 0.015  # by which two medians differ from one minute to the next, in addition to their intervals
+
+
+@dataclass(frozen=True)
+class CopyCurve:
+    """ms of a copy by bytes, never less for more of them. `n`: samples of the size that has the fewest."""
+
+    size_bytes: tuple[float, ...]
+    at_ms: tuple[float, ...]
+    low_ms: tuple[float, ...]
+    high_ms: tuple[float, ...]
+    n: int
+
+    @classmethod
+    def fit(cls, table: pd.DataFrame) -> CopyCurve:
+        """Of copies of two or more sizes: size_bytes, ms, ms_low, ms_high, n. `GnnlabError`: fewer, or a time of 0."""
+        from scipy.optimize import isotonic_regression
+
+        sweep = table[["size_bytes", "ms", "ms_low", "ms_high"]].astype(float).groupby("size_bytes").median()
+        size, (ms, low, high) = sweep.index.to_numpy(), sweep.to_numpy().T
+        if len(sweep) < 2 or not (sweep > 0).all(axis=None):
+            raise GnnlabError(
+                f"a sweep of {len(sweep)} sizes with times {quoted(ms.tolist())} ms; two with times above 0 are needed"
+            )
+        rising = isotonic_regression(ms, weights=1 / ms**2).x
+        columns = (size, rising, rising * low / ms, rising * high / ms)  # each interval keeps its own width
+        return cls(*(tuple(column.tolist()) for column in columns), int(table["n"].min()))
+
+    @property
+    def launch_ms(self) -> float:
+        """The time of the smallest copy, which hardly moves anything."""
+        return self.at_ms[0]
+
+    def ms(self, size_bytes: float) -> float:
+        """Straight between measured sizes; below them the launch, beyond them at the mean bandwidth of the largest."""
+        return self._between(self.at_ms, size_bytes)
+
+    def _between(self, times: tuple[float, ...], size_bytes: float) -> float:
+        last, end = self.size_bytes[-1], times[-1]
+        if size_bytes > last:
+            start = min(times[0], end)
+            return start + (end - start) * size_bytes / last
+        return float(np.interp(size_bytes, self.size_bytes, times))
+
+    def moving_ms(self, moved_bytes: float) -> float:
+        """ms for reading and writing so many bytes in all, without the launch."""
+        return max(0.0, self.ms(moved_bytes / 2) - self.launch_ms)
+
+    def gb_s(self, size_bytes: float) -> tuple[float, float, float]:
+        """GB/s that a copy of that size reads and writes, low and high (95 %): by what it moves and takes beyond the
+        smallest one. NaN where launch and noise leave it open."""
+        ms, low, high = (self._between(times, size_bytes) for times in (self.at_ms, self.low_ms, self.high_ms))
+        moved, beyond = 2 * (size_bytes - self.size_bytes[0]), ms - self.launch_ms
+        below = np.linalg.norm([ms - low, self.high_ms[0] - self.launch_ms, _DRIFT * ms])
+        above = np.linalg.norm([high - ms, self.launch_ms - self.low_ms[0], _DRIFT * ms])
+        if moved <= 0 or beyond <= 0 or max(below, above) > WIDEST * beyond:
+            return (np.nan,) * 3
+        return tuple(float(moved / time_ms / 1e6) for time_ms in (beyond, beyond + above, beyond - below))
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Plain copies, and copies through the devices that have the identity (`through`)."""
+
+    plain: CopyCurve
+    through: Mapping[str, CopyCurve]
+
+    @classmethod
+    def fit(cls, copies: pd.DataFrame) -> Transfers:
+        """Of copies by device (`PLAIN_COPY` is one): the columns of `CopyCurve.fit`, and device.
+
+        torch's identity hands its input on and copies nothing: there a plain copy counts.
+
+        Raises:
+            GnnlabError: there are no plain copies of two sizes, or a time is not above 0.
+        """
+        curves = {name: CopyCurve.fit(part) for name, part in copies.groupby("device", sort=False) if len(part) > 1}
+        if PLAIN_COPY not in curves:
+            raise GnnlabError("no sweep of plain copies; notebook 06 and gnnlab stages --analyze measure one")
+        plain = curves.pop(PLAIN_COPY)
+        through = {
+            name: plain if curve.at_ms[-1] < HANDED_ON * plain.at_ms[-1] else curve for name, curve in curves.items()
+        }
+        return cls(plain, through)
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlainCopy(Device):
+    """numpy's copy from one array to another, as a device that has the identity alone."""
+
+    def probe(self) -> Availability:
+        return Availability(True, chip=machine.processor(), version=f"numpy {np.__version__}")
+
+    def load(self, layer: Any, first: int, last: int, model: Any, *, edges: int, **conditions: Any) -> Loaded:
+        (source,), (result,) = layer.block(first, last).reads, layer.block(first, last).writes
+        target, about = np.empty((edges, layer.features), np.float32), self.probe()
+
+        def bind(values: Mapping[str, np.ndarray]) -> Bound:
+            return partial(np.copyto, target, values[source]), lambda _: {result: target}
+
+        return Loaded(run_by(bind), about.chip, about.version, bind=bind)
+
+
+def plain_copy() -> PlainCopy:
+    """The device `PLAIN_COPY`."""
+    return PlainCopy(PLAIN_COPY, "CPU", "numpy")
+
+
+def sweep_sizes(measured: pd.DataFrame, points: int) -> list[int]:
+    """Edges of the copies: from 4 KiB to the most that a measurement reads and writes, evenly in logarithms."""
+    features = int(measured["features"].iloc[0])
+    layer, row_bytes = layer_of(measured["layer"].iloc[0], features), 4 * features
+    moved = [layer.block(r.first, r.last).bytes_moved(r.nodes, r.edges) for r in measured.itertuples()]
+    least, most = max(LEAST_BYTES, row_bytes), max(max(moved) / 2, 4 * LEAST_BYTES, 4 * row_bytes)
+    edges = np.maximum(1, np.rint(np.geomspace(least, most, points) / row_bytes))
+    return [int(number) for number in np.unique(edges)]
+
+
+def copy_configs(like: Config, sweep: Sequence[int], names: Sequence[str], models: Path) -> list[Config]:
+    """The identity at each size, plain and on each device, exported where one runs models; some devices refuse it."""
+    layer = layer_of(IDENTITY, like.features)
+    for device in map(devices.find, names):
+        if device.exporter in (None, HANDBUILT):  # which only sums
+            continue
+        for size in [(NODES, edges) for edges in sweep] if device.static_shapes else [None]:
+            export(layer, STAGE, STAGE, exporter=device.exporter, folder=models, size=size)
+    copy = replace(like, layer=IDENTITY, first=STAGE, last=STAGE, nodes=NODES)
+    return [replace(copy, edges=edges, device=name) for edges in sweep for name in (PLAIN_COPY, *names)]
+
+
+def copies_of(measured: pd.DataFrame) -> pd.DataFrame:
+    """The copies among measurements, with size_bytes and mib, by device and size."""
+    copies = measured[(measured["nodes"] == NODES) & (measured["first"] == STAGE) & (measured["last"] == STAGE)]
+    size_bytes = 4 * copies["edges"] * copies["features"]
+    copies = copies.assign(size_bytes=size_bytes, mib=(size_bytes / 2**20).round(4))
+    return copies[copies["ms"].notna()].sort_values(["device", "size_bytes"], kind="stable", ignore_index=True)

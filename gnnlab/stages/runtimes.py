@@ -1,0 +1,224 @@
+"""Runtimes of exported models: a device for each plugin of OpenVINO (CPU, GPU, NPU), and for each execution provider of
+ONNX Runtime, without a way back to the CPU. Precision and threads are set on each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gnnlab import machine
+from gnnlab.errors import Unavailable
+from gnnlab.openvino_core import compile_for, openvino_core
+from gnnlab.stages.devices import Availability, Bound, Device, Loaded, Values, run_by
+from gnnswap.errors import one_line
+
+if TYPE_CHECKING:
+    import openvino as ov
+
+    from gnnlab.stages.export import Model
+
+CPU, ON_THE_NETWORK = "CPUExecutionProvider", "AzureExecutionProvider"
+PROCESSORS = {
+    "CUDA": "GPU", "Tensorrt": "GPU", "NvTensorRTRTX": "GPU", "ROCM": "GPU", "MIGraphX": "GPU", "Dml": "GPU",
+    "WebGPU": "GPU", "QNN": "NPU", "VitisAI": "NPU", "RKNPU": "NPU", "CANN": "NPU", "CoreML": "NPU",
+}  # fmt: skip
+TINY = '<ir_version: 8, opset_import: ["": 17]> tiny (float[4] x) => (float[4] y) { y = Relu(x) }'
+INSTALL = "pip install 'gnnlab[export]'"
+REMEDIES = {
+    "GPU": "an Intel GPU with its driver (Linux: intel-opencl-icd and ocl-icd-libopencl1, /dev/dri readable)",
+    "NPU": "an Intel Core Ultra processor with its NPU driver (Linux: github.com/intel/linux-npu-driver)",
+}
+
+
+def whole_model(device: Device, model: Model | None, first: int, last: int, nodes: int, edges: int) -> Path:
+    """The file of the model that a device needs. Raises `Unavailable` where there is none, or it is not whole."""
+    if model is not None and model.ready and model.path is not None:
+        files = model.path.parent.glob(f"{model.path.stem}.*")
+        if model.path.exists() and sum(file.stat().st_size for file in files) == model.size_bytes:
+            return model.path
+    what = f"stages {first}-{last}" if first != last else f"stage {first}"
+    size = f" for {nodes}x{edges}" if device.static_shapes else ""
+    raise Unavailable(f"no whole model of {what} by {device.exporter}{size}; export it: gnnlab stages --export")
+
+
+@dataclass(frozen=True)
+class OpenVINODevice(Device):
+    """A plugin of OpenVINO. It reads inputs where they lie, if they can be written to; results are views of its own."""
+
+    def probe(self) -> Availability:
+        if find_spec("openvino") is None:
+            return Availability(False, "openvino is not installed", INSTALL)
+        if why := openvino_refuses(self.processor):
+            return Availability(False, why, REMEDIES.get(self.processor), version=_version("OpenVINO"))
+        return Availability(True, chip=_full_name(self.processor), version=_version("OpenVINO"))
+
+    def load(self, layer, first, last, model, *, nodes, edges, threads, precision) -> Loaded:
+        from gnnlab.stages.padding import InputAdapter
+
+        if self.exporter == "handbuilt" and not layer.block(first, last).reduces:
+            raise Unavailable("without a sum over neighbours no graph is built by hand; use openvino:CPU")
+        path = whole_model(self, model, first, last, nodes, edges)
+        compiled = _once(path.stat().st_mtime_ns, compile_for, path, self.processor, precision, threads)
+        adapter, request = InputAdapter(layer, model, nodes, edges), compiled.create_infer_request()
+        padded = model.nodes is not None and (model.nodes, model.edges) != (nodes, edges)
+        given: dict[str, np.ndarray] = {}  # the request reads them where they lie
+
+        def bind(values: Values) -> Bound:
+            given.update({name: np.ascontiguousarray(array) for name, array in adapter.inputs(values).items()})
+            for port in compiled.inputs:
+                request.set_tensor(port, _tensor(given[port.get_any_name()]))
+            # without share_outputs it would copy every result into a dictionary that nobody reads
+            return partial(request.infer, share_outputs=True), outputs
+
+        def outputs(_: Any) -> dict[str, np.ndarray]:
+            return adapter.outputs([request.get_tensor(port).data for port in compiled.outputs])
+
+        about = _full_name(self.processor), _version("OpenVINO"), adapter.notes
+        return Loaded(run_by(bind), *about, bind=None if padded else bind)
+
+
+@dataclass(frozen=True)
+class OnnxRuntimeDevice(Device):
+    """An execution provider of ONNX Runtime. It computes in the precision of the exported model, float32."""
+
+    provider: str = CPU
+
+    def probe(self) -> Availability:
+        if find_spec("onnxruntime") is None:
+            return Availability(False, "onnxruntime is not installed", INSTALL)
+        try:
+            from onnx import parser
+
+            tiny = parser.parse_model(TINY).SerializeToString()
+            result = _session(tiny, self.provider, 1).run(None, {"x": np.full(4, -1, np.float32)})[0]
+        except Exception as error:
+            remedy = "what this execution provider needs (onnxruntime.ai/docs/execution-providers)"
+            return Availability(False, one_line(error), remedy, version=_version("ONNX Runtime"))
+        why = "a tiny model gave a wrong result" if result.any() else None
+        return Availability(why is None, why, chip=self._chip(), version=_version("ONNX Runtime"))
+
+    def load(self, layer, first, last, model, *, nodes, edges, threads, precision) -> Loaded:
+        """As `Device.load`. Raises `Unavailable` for a model whose sums more than one thread gets wrong, too."""
+        from gnnlab.stages.padding import InputAdapter
+
+        path = whole_model(self, model, first, last, nodes, edges)
+        if self.provider == CPU and threads != 1 and _once(path.stat().st_mtime_ns, _adds_by_scatter_nd, path):
+            wrong = f"{threads} threads of ONNX Runtime add the updates of ScatterND without a lock: sums are wrong"
+            raise Unavailable(f"{wrong}; export it with layout scatter_add, or use one thread")
+        session = _once(path.stat().st_mtime_ns, _session, str(path), self.provider, threads)
+        adapter = InputAdapter(layer, model, nodes, edges)
+        given: dict[str, np.ndarray] = {}  # the binding reads them where they lie
+
+        def bind(values: Values) -> Bound:
+            given.update({name: np.ascontiguousarray(array) for name, array in adapter.inputs(values).items()})
+            binding = session.io_binding()  # 2 us a call faster than session.run, and results keep their memory
+            for port in session.get_inputs():
+                binding.bind_cpu_input(port.name, given[port.name])
+            for port in session.get_outputs():
+                binding.bind_output(port.name)
+            call = partial(session.run_with_iobinding, binding)
+            return call, lambda _: adapter.outputs([value.numpy() for value in binding.get_outputs()])
+
+        about = self._chip(), _version("ONNX Runtime"), adapter.notes
+        return Loaded(run_by(bind), *about, bind=bind if self.provider == CPU else None)
+
+    def _chip(self) -> str:
+        return machine.processor() if self.provider == CPU else self.provider.removesuffix("ExecutionProvider")
+
+
+def openvino_devices() -> list[Device]:
+    """The devices that OpenVINO may have, usable here or not. An NPU computes in float16 whatever is asked."""
+    low, half = ("float32", "bfloat16"), ("float32", "float16")
+    return [
+        OpenVINODevice("openvino:CPU", "CPU", "openvino", "openvino", precisions=low),
+        OpenVINODevice("openvino-handbuilt:CPU", "CPU", "openvino", "handbuilt", "segment_sum", precisions=low),
+        OpenVINODevice("openvino:GPU", "GPU", "openvino", "openvino", precisions=half),
+        OpenVINODevice("openvino:NPU", "NPU", "openvino", "openvino", static_shapes=True, precisions=("float16",)),
+    ]
+
+
+def onnxruntime_devices() -> list[Device]:
+    """The CPU, and a device for each other provider that the installed ONNX Runtime has."""
+    providers = [CPU]
+    with suppress(ImportError):  # its probe says so
+        import onnxruntime
+
+        providers += [p for p in onnxruntime.get_available_providers() if p not in (CPU, ON_THE_NETWORK)]
+    devices = []
+    for provider in providers:
+        short = provider.removesuffix("ExecutionProvider")
+        name, processor = f"onnxruntime:{short}", PROCESSORS.get(short, "CPU")
+        devices.append(OnnxRuntimeDevice(name, processor, "onnxruntime", "onnx", provider=provider))
+    return devices
+
+
+def openvino_refuses(processor: str) -> str | None:
+    """Why OpenVINO computes nothing on a processor: a missing library, or what its plugin says. None where it does."""
+    try:
+        import openvino
+        from openvino import opset13
+
+        x = opset13.parameter([4, 4], openvino.Type.f32)
+        model, latency = openvino.Model([opset13.relu(x)], [x]), {"PERFORMANCE_HINT": "LATENCY"}
+        request = openvino_core().compile_model(model, processor, latency).create_infer_request()
+        request.infer({0: np.full((4, 4), -1, np.float32)})
+        return "a tiny model gave a wrong result" if request.get_output_tensor().data.any() else None
+    except Exception as error:
+        library = re.search(r'Cannot load library "[^"]*": (.*)', str(error))
+        cause = re.sub(r"\S*[/\\]", "", library[1]) if library else one_line(error)
+        return f"OpenVINO cannot use the {processor}: {cause}"
+
+
+def _tensor(array: np.ndarray) -> ov.Tensor:
+    """In the array's memory where that can be written to, which OpenVINO asks for; else a copy."""
+    import openvino
+
+    return openvino.Tensor(array, shared_memory=array.flags.writeable)
+
+
+@lru_cache(maxsize=32)
+def _once(changed: int, make: Callable[..., Any], *arguments: Any) -> Any:
+    """`make(*arguments)`, once for a model. `changed`: the time of its file; a new export is read again."""
+    return make(*arguments)
+
+
+def _session(model: bytes | str, provider: str, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3  # errors; what is worth knowing is raised
+    if provider != CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    session = onnxruntime.InferenceSession(model, options, providers=[provider])
+    session.disable_fallback()
+    return session
+
+
+def _adds_by_scatter_nd(path: Path) -> bool:
+    """Does a model add by ScatterND? The element-wise ScatterElements adds in one thread (onnxruntime #23396)."""
+    import onnx
+
+    model = onnx.load(path)
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    reductions = [a.s for node in nodes if node.op_type == "ScatterND" for a in node.attribute if a.name == "reduction"]
+    return any(reduction != b"none" for reduction in reductions)
+
+
+def _full_name(processor: str) -> str:
+    return str(openvino_core().get_property(processor, "FULL_DEVICE_NAME"))
+
+
+def _version(runtime: str) -> str:
+    """Its name with its installed version: "ONNX Runtime 1.31.0"."""
+    return f"{runtime} {machine.version(runtime.replace(' ', '').lower())}"

@@ -1,0 +1,220 @@
+"""torch as a runtime: the stages themselves on the CPU (eager or compiled) or on CUDA, and gnnswap's kernels for them.
+
+What is timed is the module alone, in inference mode. Arrays become tensors once, which share their memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gnnlab import machine
+from gnnlab.errors import Unavailable
+from gnnlab.stages.devices import Availability, Bound, Device, Loaded, Values, run_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gnnlab.workloads.staged import StageBlock, StagedLayer
+
+Forward = Callable[..., Any]  # of tensors: a tensor, or a tuple of them
+GATHER, MESSAGE, SUM, COUNT, NORMALIZE = range(1, 6)  # stages of GraphSAGE
+_MOST_GRAPHS = 256  # that torch.compile keeps of one code: 28 blocks, each with N = E and without, of several widths
+_COMPILED: dict[tuple[str, int, int], Forward] = {}  # by weights and stages; compiling takes seconds
+
+
+@dataclass(frozen=True)
+class TorchDevice(Device):
+    """The block as it is. Lower precisions are torch's autocast; results are float32 in any case."""
+
+    where: ClassVar[str] = "cpu"
+
+    def probe(self) -> Availability:
+        import torch
+
+        torch.ones(4, device=self.where).sum().item()
+        return Availability(True, chip=self._chip(), version=f"torch {torch.__version__}")
+
+    def load(self, layer, first, last, model=None, *, nodes, edges, threads, precision) -> Loaded:
+        import torch
+
+        block, notes = layer.block(first, last), []
+        names, module_for = self._modules(layer, block, nodes, notes)
+        lower = nullcontext() if precision == "float32" else torch.autocast(self.where, getattr(torch, precision))
+
+        def bind(values: Values) -> Bound:
+            module, tensors = module_for(values), [_tensor(values[name]) for name in names]
+
+            def call() -> Any:
+                with torch.inference_mode(), lower:
+                    return module(*tensors)
+
+            return call, partial(_arrays, block.writes, values)
+
+        about = self._chip(), f"torch {torch.__version__}", notes, _set_threads(threads)
+        return Loaded(run_by(bind), *about, bind=bind if self.where == "cpu" else None)
+
+    def _modules(
+        self, layer: StagedLayer, block: StageBlock, nodes: int, notes: list[str]
+    ) -> tuple[tuple[str, ...], Callable[[Values], Forward]]:
+        """The names that the block reads, and what computes it on a graph. A stage alone is its own module."""
+        single = len(block.stages) == 1
+        names, module = (block.stages[0].takes, block.stages[0].module) if single else (block.reads, block)
+        return names, lambda values: module
+
+    def _chip(self) -> str:
+        return machine.processor()
+
+
+@dataclass(frozen=True)
+class CudaDevice(TorchDevice):
+    """The block on CUDA, with the copies of inputs and results; the layer's own weights stay where they are."""
+
+    where = "cuda"
+
+    def probe(self) -> Availability:
+        import torch
+
+        if torch.cuda.is_available():
+            return super().probe()
+        remedy = "an NVIDIA GPU with its driver, and a torch that is built for CUDA (pytorch.org/get-started)"
+        why = f"torch {torch.__version__} sees no CUDA device"
+        return Availability(False, why, remedy, version=f"torch {torch.__version__}")
+
+    def _modules(self, layer, block, nodes, notes):
+        names, module_for = super()._modules(layer, block, nodes, notes)
+        module = copy.deepcopy(module_for({})).to("cuda")
+        return names, lambda values: lambda *tensors: module(*(tensor.to("cuda") for tensor in tensors))
+
+    def _chip(self) -> str:
+        import torch
+
+        return torch.cuda.get_device_name()
+
+
+@dataclass(frozen=True)
+class CompiledDevice(TorchDevice):
+    """The block through `torch.compile` with dynamic shapes: one compilation serves all sizes in a process."""
+
+    probe_s = 120.0  # a first torch.compile takes long
+
+    def probe(self) -> Availability:
+        import torch
+
+        compilers = ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
+        if not any(map(shutil.which, compilers)):
+            return Availability(False, "torch.compile finds no C++ compiler", f"install one of {', '.join(compilers)}")
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(8))
+        return super().probe()
+
+    def _modules(self, layer, block, nodes, notes):
+        from gnnlab.measure.conditions import compiled
+
+        key = (layer.fingerprint(), block.first, block.last)
+        if key not in _COMPILED:
+            # all blocks share their code; beyond 8 graphs of it torch would run the rest eagerly and only log it
+            _COMPILED[key] = compiled(block, dynamic=True, fullgraph=True, recompile_limit=_MOST_GRAPHS)
+        return block.reads, lambda values: _COMPILED[key]
+
+
+@dataclass(frozen=True)
+class FastDevice(TorchDevice):
+    """gnnswap's kernels for blocks of GraphSAGE that sum over neighbours. The graph is sorted once, outside the time:
+    who runs a layer more than once on a graph does the same."""
+
+    def _modules(self, layer, block, nodes, notes):
+        if layer.name != "sage":
+            raise Unavailable(f"{self.name} computes GraphSAGE's stages, not those of {layer.name}; use torch:CPU")
+        if not block.first <= SUM <= block.last:
+            raise Unavailable("without a sum over neighbours there is no faster kernel; use torch:CPU")
+        known: list[Any] = [None, None]  # the edges, and the block on them
+
+        def module_for(values: Values) -> Forward:
+            if known[0] is not values["edge_index"]:
+                start = time.perf_counter()
+                known[:] = values["edge_index"], fast_block(block, _tensor(values["edge_index"]), nodes)
+                notes[:] = [f"the graph was sorted once, {(time.perf_counter() - start) * 1e3:.3g} ms, not timed"]
+            return known[1]
+
+        return tuple(name for name in block.reads if name != "edge_index"), module_for
+
+
+def torch_devices() -> list[Device]:
+    """The devices of this module, usable here or not."""
+    return [
+        TorchDevice("torch:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
+        CompiledDevice("torch-compiled:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
+        FastDevice("fast:CPU", "CPU", "torch"),
+        CudaDevice("torch:CUDA", "GPU", "torch", precisions=("float32", "float16", "bfloat16")),
+    ]
+
+
+def fast_block(block: StageBlock, edge_index: Tensor, nodes: int) -> Callable[..., tuple[Tensor, ...]]:
+    """A block of GraphSAGE that sums over neighbours, by gnnswap's kernels on the graph `edge_index` (2, E).
+
+    It takes what the block reads but `edge_index`, and gives what the block writes. Edges are sorted here, by target.
+    A block that begins with the gather sums rows of x, so the (E, F) messages are never in memory.
+    """
+    import torch
+
+    from gnnswap import aggregation
+    from gnnswap.neighbours import Neighbours
+
+    neighbours = Neighbours.prepare(edge_index, nodes)
+    neighbours.cast("mean_weight", torch.float32)
+    degree, order = neighbours.cast("degree", torch.float32), neighbours.cast("order", neighbours.rowptr.dtype)
+    means = block.first == GATHER and block.last >= NORMALIZE  # at once, without sums
+    names = [name for name in block.reads if name != "edge_index"]
+
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        known = dict(zip(names, tensors, strict=True), counts=degree)
+        if means:
+            known["means"] = aggregation.mean(known["x"], neighbours)
+        elif block.first == GATHER:
+            known["sums"] = aggregation.weighted_sum(known["x"], neighbours)
+        else:
+            messages = known["x_j" if block.first == MESSAGE else "messages"]  # in the order of `edge_index`
+            known["sums"] = aggregation.segment_sum(messages, neighbours, order)
+        for stage in block.stages:
+            if stage.number > COUNT and stage.writes not in known:
+                known[stage.writes] = stage.module(*(known[name] for name in stage.takes))
+        return tuple(known[name] for name in block.writes)
+
+    return forward
+
+
+def _arrays(writes: tuple[str, ...], values: Values, results: Any) -> dict[str, np.ndarray]:
+    """The results of a call as float32 arrays by name. They share no memory with `values`: stage 2 gives its input."""
+    arrays = {}
+    for name, result in zip(writes, results if isinstance(results, tuple) else (results,), strict=True):
+        array = result.float().cpu().numpy()
+        given = any(np.may_share_memory(array, other) for other in values.values())
+        arrays[name] = array.copy() if given else array
+    return arrays
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """A tensor in the array's memory. Of a read-only array torch warns; no stage writes into its inputs."""
+    import torch
+
+    with warnings.catch_warnings(action="ignore"):
+        return torch.from_numpy(array)
+
+
+def _set_threads(threads: int) -> Callable[[], None]:
+    """Set torch's threads, and float32 products in full float32 precision; gives what puts the old conditions back."""
+    from gnnlab.measure.conditions import Conditions
+
+    before = Conditions.now()
+    Conditions(threads, "highest").set()
+    return before.set

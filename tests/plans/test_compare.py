@@ -1,0 +1,118 @@
+"""What is said of executed plans is true of the times that were made up, and OpenVINO's own ways are among them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from one_table import Recorder
+
+from gnnlab.errors import ParityError, Untestable
+from gnnlab.lab.text import with_unit
+from gnnlab.plans import compare
+from gnnlab.plans.compare import ALTERNATIVES, Comparison
+from gnnlab.plans.execute import Case
+from gnnlab.plans.plans import parse
+from gnnlab.stages.export import export
+from gnnlab.stages.sizes import layer_of
+from gnnlab.workloads.graphsage import random_inputs
+
+CPU, GPU = "plan_devices:cpu", "plan_devices:gpu"
+ONE, SEVERAL, OTHER = PLANS = [f"1-7 on {CPU}", f"1-5 on {CPU}, 6-7 on {GPU}", f"1-2 on {GPU}, 3-7 on {CPU}"]
+LUCKY = np.tile([2.0, 6.0], 6)  # the best of all in the rounds that pick
+
+
+def steady(ms, rounds=12):
+    return np.full(rounds, float(ms))
+
+
+def recorded(*races, off=(1.0, 1.0, 1.0), others=None, control=None):
+    """What the notebook records of races, in each of which the three plans take so many ms; `off`: expected over
+    executed; `others`: ms of the alternatives; `control`: of the baseline's."""
+    lab, rankings = Recorder(), {}
+    for number, ms in enumerate(races, 1):
+        size = f"{number}x1"
+        samples = dict(zip(PLANS, (steady(each) if np.isscalar(each) else each for each in ms), strict=True))
+        expected = [factor * np.median(samples[plan]) for factor, plan in zip(off, PLANS, strict=True)]
+        rankings[size] = SimpleNamespace(
+            table=pd.DataFrame({"ms": expected}, pd.Index(map(parse, PLANS), dtype=object))
+        )
+        common = {"unit": "ms", "keys": {"size": size}, "runtime": "made up", "threads": 1}
+        variants = {"A/A": samples[ONE] if control is None else steady(control), **samples, **(others or {})}
+        for form, each in variants.items():
+            over = {"baseline": ONE, "ratio": float(np.median(samples[ONE] / each))} if form != ONE else {}
+            lab.samples("executed_plans", form, each, **common, **over)
+    lab.compared = Comparison(lab.study("executed_plans"), rankings)
+    lab.record("plan_error", lab.compared.errors(), keys=["size", "plan"])
+    lab.summarize("plan_error", "predicted", how="median", cluster="size")
+    lab.record("plan_gain", lab.compared.gains(), keys=["size"])
+    return lab
+
+
+def every_alternative(*ms):
+    return dict(zip(ALTERNATIVES, map(steady, ms), strict=True))
+
+
+def test_the_gain_is_over_the_fastest_by_every_other_round_and_needs_the_alternatives():
+    lab = recorded((10, 5, 6))
+    with pytest.raises(Untestable, match="needs OpenVINO's HETERO, AUTO, throughput streams in the race"):
+        lab.judge("goal.plan_gain")
+    over_one, over_all = lab.study("plan_gain").rows
+    assert over_one.value == pytest.approx(2) and over_all.status == "unavailable"
+    assert recorded((5, LUCKY, 6)).study("plan_gain").rows[0].value == pytest.approx(5 / 6)  # luck is no gain
+    lab = recorded((10, 5, 6), others=every_alternative(9, 8, 8, 7.5, 9))
+    judged, verdict = lab.judge("goal.plan_gain")
+    assert judged.estimate.value == pytest.approx(1.5) and verdict == "met"
+    assert list(lab.compared.gains()["rival"]) == [ONE, "hand-built, all cores"]
+
+
+@pytest.mark.parametrize(
+    ("races", "others", "control", "words"),
+    [
+        ([(10, 5, 6)], (9, 8, 8, 7.5, 9), None, f"Planning pays at 1x1: the fastest plan, {SEVERAL}, is 1.5"),
+        ([(10, 5, 6)], (9, 8, 8, 4, 9), None, "Planning does not pay at 1x1: the fastest plan"),
+        ([(10, 5, 6)], (9, 8, 8, 5, 9), 12, "Planning makes no measurable difference at 1x1"),  # by what the A/A shows
+        ([(10, 5, 6), (10, 5, 2)], (9, 8, 8, 5, 9), None, "Planning pays at 1 of 2 sizes; at 2x1 the fastest plan"),
+        ([(4, 5, 6)], None, None, f"the fastest plan, {ONE}, is 1"),  # over the best device alone: it is the same plan
+    ],
+)
+def test_the_finding_is_one_sentence_of_the_numbers_in_the_table_of_gains(races, others, control, words):
+    lab = recorded(*races, others=others and every_alternative(*others), control=control)
+    said = lab.compared.finding()
+    assert words in said and said.count(". ") == 0 and said.endswith(".")
+    values = [with_unit(row.estimate, "x") for row in lab.study("plan_gain").rows if row.status == "ok"]
+    assert any(f"is {value} ({interval}) as fast as" in said for value, interval in values)
+
+
+def test_an_error_counts_either_way_and_plans_of_one_size_are_no_samples_of_their_own():
+    off = (0.7, 0.6, 1.5)
+    one, verdict = recorded((10, 5, 4), off=off).judge("goal.plan_error")
+    assert one.estimate.value == pytest.approx(40) and one.estimate.interval is None and verdict == "open"
+    lab = recorded(*[(10, 5, 4)] * 8, off=off)
+    assert lab.judge("goal.plan_error")[0].estimate.interval is not None and lab.judge("goal.plan_error")[1] == "missed"
+    assert lab.study("plan_error").rows[0].notes == ["expected 7 ms a graph, executed 10 ms"]
+
+
+# ---- OpenVINO's own ways ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, one_registry):
+    folder = tmp_path_factory.mktemp("models")
+    assert export(layer_of("sage", 8), 1, 7, exporter="openvino", folder=folder).ready
+    assert export(layer_of("sage", 8), 1, 7, exporter="handbuilt", folder=folder).ready
+    return folder
+
+
+def test_every_alternative_gives_the_last_graphs_result_or_is_not_timed(models, tmp_path, monkeypatch):
+    layer = layer_of("sage", 8)
+    cases = [Case.of(layer, random_inputs(30, 90, 8, seed)) for seed in range(3)]
+    calls = compare.alternatives(layer, cases, models, count=5)
+    assert [*calls] == [*ALTERNATIVES]
+    for name, call in calls.items():
+        cases[4 % 3].require_equal(call(), name)
+    assert compare.alternatives(layer, cases, tmp_path, 5) == {}  # without a model of the whole layer
+    streamed = compare._streamed
+    monkeypatch.setattr(compare, "_streamed", lambda *given: streamed(*given) + 0.1)
+    with pytest.raises(ParityError, match="HETERO"):
+        compare.alternatives(layer, cases, models, 5)

@@ -1,0 +1,229 @@
+"""The tables are those of the code, in SQLite and in PostgreSQL; each decision is stored, or counted as lost."""
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+import sqlalchemy as sa
+from edge_states import S2_STATE, random_state
+
+from gnnlab.inference.predictor import Decision
+from gnnlab.inference.states import check
+from gnnlab.serving import database, recorder
+from gnnlab.serving.database import engine_of, network_metrics, predictions
+from gnnlab.serving.recorder import Recorder
+from gnnlab.serving.settings import configure
+
+CHECKED = check(S2_STATE)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "decisions.sqlite"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, file):
+    """Of an empty database."""
+    if request.param == "sqlite":
+        return sqlite_url(file)
+    url = configure(database=request.getfixturevalue("postgres_url")).database_url
+    in_database(url, database.metadata.drop_all)
+    return url
+
+
+def sqlite_url(file):
+    return configure(database=f"sqlite:///{file}").database_url
+
+
+def in_database(url, body):
+    """What `body(connection)` returns."""
+    engine = engine_of(url)
+    with engine.begin() as connection:
+        result = body(connection)
+    engine.dispose()
+    return result
+
+
+def rows(url, table=predictions):
+    return in_database(url, lambda c: c.execute(sa.select(table).order_by(table.c.id)).mappings().all())
+
+
+def recorder_of(url, **given):
+    """With counters that add up."""
+    counts = SimpleNamespace(recorded=0, unrecorded=0)
+
+    def counter(name):
+        return SimpleNamespace(inc=lambda by=1: setattr(counts, name, getattr(counts, name) + by))
+
+    metrics = SimpleNamespace(
+        recorded=counter("recorded"), unrecorded=counter("unrecorded"), pending=SimpleNamespace(set=lambda value: None)
+    )
+    made = Recorder(url, metrics, {"ppo": "0123456789ab"}, **given)
+    made.counts = counts
+    return made
+
+
+def record(made, *states, node_id="node_3"):
+    for state in states:
+        made.record("ppo", check(state), Decision(node_id, 3, -1.5, 0.25))
+
+
+def in_loop(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def recorded(url, *states, started=True, **given):
+    """The recorder after its end. Not `started`: the thread that writes starts when all are recorded."""
+
+    async def run():
+        made = recorder_of(url)
+        if started:
+            made.start()
+        record(made, *states, **given)
+        if not started:
+            made.start()
+        await made.stop()
+        return made
+
+    return in_loop(run())
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+def test_a_decision_has_a_row_and_so_has_each_node_and_the_guides_indexes_are_there(url):
+    states = [random_state(5, seed) for seed in range(3)]
+    recorded(url, *states)
+    decisions, reports = rows(url), rows(url, network_metrics)
+    columns = ("model_type", "model_version", "nodes", "node_id", "node")
+    assert [tuple(r[name] for name in columns) for r in decisions] == [("ppo", "0123456789ab", 5, "node_3", 3)] * 3
+    nodes = [node for state in states for node in state["nodes"]]
+    assert [{name: row[name] for name in nodes[0]} for row in reports] == nodes
+    assert {row["timestamp"] for row in reports} == {row["created_at"] for row in decisions}
+    tables = database.metadata.tables
+    indexes = in_database(url, lambda c: [i for table in tables for i in sa.inspect(c).get_indexes(table)])
+    expected = {"idx_prediction_time": ["created_at"], "idx_node_timestamp": ["node_id", "timestamp"]}
+    assert {index["name"]: index["column_names"] for index in indexes} == expected
+
+
+@pytest.mark.parametrize("node_id", ["a\0b", "é" * 5000, "'; DROP TABLE predictions; --"])
+def test_ids_of_any_characters_are_stored(url, node_id):
+    recorded(url, {"nodes": [{**S2_STATE["nodes"][0], "node_id": node_id}]}, node_id=node_id)
+    assert [row["node_id"] for row in rows(url)] == [node_id[:200].replace("\0", "\ufffd")]
+
+
+def test_tables_of_an_older_version_get_the_columns_that_they_lack(url):
+    in_database(url, database.metadata.create_all)
+    in_database(url, lambda c: c.execute(sa.text("ALTER TABLE predictions DROP COLUMN model_version")))
+    assert recorded(url, S2_STATE).stored == 1
+    assert [row["model_version"] for row in rows(url)] == ["0123456789ab"]
+
+
+def test_all_that_is_recorded_arrives_before_the_end_and_what_has_no_room_is_counted(url, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    made = recorded(url, *[S2_STATE] * 1000)
+    assert (len(rows(url)), made.stored, made.lost, made.pending) == (1000, 1000, 0, 0)
+    assert "decisions for the database: 1000, 1000 stored, 0 lost, 0 pending" in caplog.text
+    monkeypatch.setattr(recorder, "MOST_BYTES", 50_000)
+    made = recorded(url, *[random_state(40, 1)] * 20, started=False)  # else a batch may be on its way already
+    assert (made.asked, made.stored, made.lost) == (20, 2, 18)  # 21 kB each
+    assert vars(made.counts) == {"recorded": 2, "unrecorded": 18} and len(rows(url)) == 1002
+
+
+def test_decisions_wait_for_a_database_that_is_not_there_yet(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "RETRY_S", 0.05)
+    url = sqlite_url(tmp_path / "later" / "decisions.sqlite")
+
+    async def run():
+        made = recorder_of(url)
+        made.start()
+        record(made, *[S2_STATE] * 50)
+        await until(lambda: made.away)
+        assert made.pending == 50
+        (tmp_path / "later").mkdir()
+        await until(lambda: not made.away)
+        await made.stop()
+        return made.stored, made.lost
+
+    assert in_loop(run()) == (50, 0) and len(rows(url)) == 50
+
+
+def test_a_database_that_refuses_until_the_end_costs_records_and_each_is_counted(file, monkeypatch):
+    monkeypatch.setattr(database, "LIMIT_S", 0.05)
+
+    async def run():
+        made = recorder_of(sqlite_url(file))
+        made.start()
+        record(made, S2_STATE)
+        await until(lambda: made.stored)
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            record(made, *[S2_STATE] * 300)
+            await made.stop()
+        return made
+
+    made = in_loop(run())
+    assert (made.asked, made.stored, made.lost, made.pending) == (301, 1, 300, 0)
+    assert vars(made.counts) == {"recorded": 1, "unrecorded": 300} and len(rows(sqlite_url(file))) == 1
+
+
+def test_a_write_that_does_not_come_back_is_away_and_counts_as_pending_at_the_end(file, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "CUT_S", 0.05)
+    monkeypatch.setattr(recorder, "STOP_S", 0.1)
+
+    async def run():
+        made, gate = recorder_of(sqlite_url(file)), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(made, "_write", lambda batch: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result())
+        made.start()
+        record(made, *[S2_STATE] * 150)
+        await until(lambda: made.away)
+        await made.stop()
+        counts = made.asked, made.stored, made.lost, made.pending
+        gate.set()  # the database says yes after all
+        await until(lambda: not made._thread.is_alive())
+        return counts, made.pending
+
+    counts, pending = in_loop(run())
+    assert counts == (150, 0, 50, 100) and pending == 0
+    assert "150, 0 stored, 50 lost, 100 pending" in caplog.text and "has not answered" in caplog.text
+
+
+def test_a_file_that_is_gone_is_noticed_and_the_next_decisions_are_in_a_new_one(file, caplog):
+    async def run():
+        made = recorder_of(sqlite_url(file))
+        made.start()
+        record(made, S2_STATE)
+        await until(lambda: made.stored == 1)
+        for one in file.parent.glob(f"{file.name}*"):
+            one.unlink()
+        record(made, S2_STATE)
+        await made.stop()
+
+    in_loop(run())
+    assert "the database's file is gone" in caplog.text and len(rows(sqlite_url(file))) == 1
+
+
+def test_rows_older_than_keep_days_are_deleted_and_others_are_not(url, monkeypatch):
+    monkeypatch.setattr(database, "DELETED", 4)
+    recorded(url, *[S2_STATE] * 10)
+    old = datetime.now(UTC) - timedelta(days=8)
+    for table, column in ((predictions, "created_at"), (network_metrics, "timestamp")):
+        in_database(url, lambda c, t=table, n=column: c.execute(sa.update(t).where(t.c.id <= 7).values({n: old})))
+
+    async def run():
+        made = recorder_of(url, keep_days=7)
+        made.start()
+        await until(lambda: made._delete_at_s > made._ok_s + 60)
+        await made.stop()
+
+    in_loop(run())
+    assert [row["id"] for row in rows(url)] == [8, 9, 10]
+    assert len(rows(url, network_metrics)) == 10 * len(S2_STATE["nodes"]) - 7

@@ -1,0 +1,91 @@
+"""Devices that misbehave, each is `fake_devices:name`. They compute as torch:CPU does, but for what their name says."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import misbehaving
+import numpy as np
+
+from gnnlab.stages.devices import Availability, run_by
+from gnnlab.stages.torch_devices import TorchDevice
+
+
+@dataclass(frozen=True)
+class Fake(TorchDevice):
+    """`act()` when it is probed and loaded; `answer(number, results)` is what its call of that number gives."""
+
+    act: Callable = misbehaving.behave
+    answer: Callable | None = None
+
+    def probe(self):
+        self.act()
+        return Availability(True, chip="fake", version="1")
+
+    def load(self, *arguments, **conditions):
+        self.act()
+        loaded = super().load(*arguments, **conditions)
+        if self.answer is None:
+            return loaded
+        calls, torch_s = [], loaded.bind
+
+        def bind(values):
+            call, outputs = torch_s(values)
+
+            def counted():
+                calls.append(None)
+                return call()
+
+            return counted, lambda results: self.answer(len(calls), outputs(results))
+
+        return replace(loaded, run=run_by(bind), bind=bind)
+
+
+def fake(act=misbehaving.behave, answer=None, processor="CPU"):
+    return partial(Fake, "fake", processor, "fake", act=act, answer=answer)
+
+
+def off_by_one(results):
+    return {name: array + 1 for name, array in results.items()}
+
+
+behaves, gpu, npu = fake(), fake(processor="GPU"), fake(processor="NPU")
+hangs, crashes, exits_at_once = map(fake, (misbehaving.hang, misbehaving.crash, misbehaving.leave_at_once))
+raises, chatters, runs_out_of_memory = map(fake, (misbehaving.fail, misbehaving.chatter, misbehaving.run_out_of_memory))
+lies = fake(answer=lambda number, results: off_by_one(results))
+wrong_later = fake(answer=lambda number, results: off_by_one(results) if number > 1 else results)
+sometimes_wrong = fake(answer=lambda number, results: off_by_one(results) if number % 5 == 0 else results)
+gives_nan = fake(answer=lambda number, results: {name: array * np.nan for name, array in results.items()})
+gives_nothing = fake(answer=lambda number, results: {})
+crashes_later = fake(answer=lambda number, results: misbehaving.crash() if number > 3 else results)
+
+
+def hangs_in_its_factory():
+    time.sleep(3600)
+
+
+@dataclass(frozen=True)
+class ProbesToNothing(Fake):
+    def probe(self):
+        return None
+
+
+probes_to_nothing = partial(ProbesToNothing, "fake", "CPU", "fake")
+
+
+@dataclass(frozen=True)
+class HeldOnce(Fake):
+    """An NPU that hangs at its first measurement, after it made the file that FAKE_DEVICE_HELD names."""
+
+    def load(self, *arguments, **conditions):
+        held = Path(os.environ["FAKE_DEVICE_HELD"])
+        if not held.exists():
+            held.touch()
+            time.sleep(600)
+        return super().load(*arguments, **conditions)
+
+
+held_once = partial(HeldOnce, "held", "NPU", "fake")

@@ -1,0 +1,254 @@
+"""Exported models are right or say that they are not; what is on disk is whole, or it is exported again."""
+
+import os
+import resource
+import shutil
+import warnings
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from refusals import refused
+
+from gnnlab.errors import Unavailable
+from gnnlab.openvino_core import openvino_core
+from gnnlab.stages import converters
+from gnnlab.stages import export as exporting
+from gnnlab.stages.export import FAILED, WRONG, check_graphs, correctness_map, export, export_all, find, model_for
+from gnnlab.stages.padding import InputAdapter
+from gnnlab.workloads.graphsage import gat, sage
+from gnnlab.workloads.staged import StageBlock
+
+pytestmark = pytest.mark.usefixtures("one_registry")
+LAYER = sage(6)
+SIZES = [(20, 40), (20, 60)]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """What a sweep measures, exported once for all tests: the folder and the models."""
+    folder = tmp_path_factory.mktemp("exported_models")
+    return folder, export_all(LAYER, SIZES, folder, static_sums=True)
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(exported[0], tmp_path / "models")
+
+
+def test_a_sweep_gets_fourteen_dynamic_models_and_seven_static_ones_a_size_all_right(exported):
+    models = exported[1]
+    assert all(model.ready and model.parity_error <= 1e-5 for model in models), [model.reason for model in models]
+    assert sum(model.dynamic and model.exporter in ("onnx", "openvino") for model in models) == 14
+    assert sum(not model.dynamic for model in models) == 7 * len(SIZES)
+    assert [model.first for model in models if model.exporter == "handbuilt"] == [3, 4]
+
+
+def test_onnx_sums_by_scatter_add_which_onnx_runtime_does_not_add_from_several_threads(exported):
+    """index_add becomes ScatterND: onnxruntime #23396, #18048."""
+    import onnx
+
+    for model in [model for model in exported[1] if model.exporter == "onnx" and model.first in (3, 4)]:
+        operators = {node.op_type for node in onnx.load(model.path).graph.node}
+        assert model.layout == "scatter_add" and "ScatterElements" in operators and "ScatterND" not in operators
+
+
+def test_static_models_have_every_dimension_fixed_and_read_nothing_for_its_shape(exported):
+    for made in [model for model in exported[1] if not model.dynamic]:
+        model = openvino_core().read_model(made.path)
+        assert not model.is_dynamic() and len(model.inputs) == len(made.reads) and not made.sized_by
+
+
+def test_dynamic_models_take_one_column_of_what_is_read_for_its_rows_alone(exported):
+    (made,) = find(exported[0], "sage", 6, 3, 3, "onnx")
+    values = check_graphs(LAYER)["large negative numbers only"]
+    given = InputAdapter(LAYER, made, 37, 90).inputs(values)
+    assert made.sized_by == ("x",) and list(given) == ["messages", "edge_index", "x"] and given["x"].shape == (37, 1)
+
+
+def test_an_unchanged_model_is_not_exported_again_unless_forced(folder, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "convert", lambda *_: pytest.fail("exported again"))
+        assert not any(model.seconds for model in export_all(LAYER, SIZES, folder, static_sums=True))
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert export(LAYER, 4, 4, exporter="handbuilt", folder=folder, force=True).seconds > 0
+
+
+@pytest.mark.parametrize("change", ["weights", "versions"])
+def test_a_model_made_from_something_else_is_exported_again(folder, monkeypatch, change):
+    layer = sage(6, seed=1) if change == "weights" else LAYER
+    if change == "versions":
+        monkeypatch.setattr(exporting.machine, "versions", lambda *_: {"torch": "another"})
+    made = [export(layer, 6, 6, exporter="openvino", folder=folder) for _ in range(2)]
+    assert made[0].ready and made[0].seconds > 0 == made[1].seconds
+    assert len(find(folder, "sage", 6, 6, 6, "openvino")) == 1 + len(SIZES)
+
+
+DAMAGE = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "deleted": lambda path: path.unlink(),
+    "another": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("name", ["model.xml", "model.bin", "check.json"])
+def test_a_damaged_model_is_not_found_and_exported_again_alone(folder, name, damage):
+    asked = {"exporter": "openvino", "folder": folder, "size": SIZES[0]}
+    place = export(LAYER, 6, 6, **asked).path.parent
+    damage(place / name)
+    assert SIZES[0] not in [(model.nodes, model.edges) for model in find(folder, "sage", 6, 6, 6, "openvino")]
+    again = export_all(LAYER, SIZES, folder, static_sums=True)
+    assert [model.name for model in again if model.seconds] == [place.relative_to(folder).as_posix()]
+    assert all(model.ready for model in again)
+
+
+@contextmanager
+def full_disk():
+    """No file may grow beyond 500 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("exporter", "file"), [("onnx", "model.onnx"), ("handbuilt", "model.xml")])
+def test_a_full_disk_is_no_failure_of_the_model_and_nothing_is_kept(exporter, file, tmp_path):
+    """OpenVINO says RuntimeError: basic_ios::clear."""
+    with full_disk(), refused(rf"could not write .*{file}.*nothing was kept"):
+        export(LAYER, 3, 3, exporter=exporter, folder=tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert export(LAYER, 3, 3, exporter=exporter, folder=tmp_path).ready
+
+
+def test_no_memory_is_no_failure_of_the_model(tmp_path, monkeypatch):
+    def no_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setitem(converters.EXPORTERS, "onnx", no_memory)
+    with pytest.raises(MemoryError):
+        export(LAYER, 2, 2, exporter="onnx", folder=tmp_path)
+
+
+def test_what_cannot_be_converted_says_why_and_is_tried_again(tmp_path):
+    asked = {"exporter": "openvino", "layout": "index_add", "folder": tmp_path}
+    for made in (export(LAYER, 4, 4, **asked), export(LAYER, 4, 4, **asked, size=(5, 9))):
+        assert made.status == FAILED and "aten.index_add" in made.reason and "\n" not in made.reason
+        assert made.path is None and not made.size_bytes
+    assert not list(tmp_path.rglob("check.json"))
+
+
+def test_a_failure_takes_the_place_of_what_was_made_from_something_else(folder, monkeypatch):
+    monkeypatch.setitem(converters.EXPORTERS, "onnx", lambda *_: 1 / 0)
+    assert export(sage(6, seed=1), 6, 6, exporter="onnx", folder=folder).status == FAILED
+    assert not find(folder, "sage", 6, 6, 6, "onnx")
+
+
+def test_the_legacy_exporter_is_caught_being_wrong_in_silence(tmp_path):
+    made = export(LAYER, 3, 3, exporter="onnx-legacy", layout="index_add", folder=tmp_path)
+    assert made.status == WRONG and made.parity_error > 0.1 and "repeated targets" in made.reason
+    assert made.path.exists() and not find(tmp_path, "sage", 6, 3, 3, "onnx-legacy")
+
+
+def test_a_wrong_converter_is_caught_on_the_graph_that_shows_it(tmp_path, monkeypatch):
+    """A maximum that starts at zero: right on positive numbers, wrong on negative ones."""
+    onnx = converters.EXPORTERS["onnx"]
+
+    class Positive(StageBlock):
+        def forward(self, *tensors):
+            return tuple(tensor.abs() for tensor in super().forward(*tensors))
+
+    def positive(block, *arguments):
+        block.__class__ = Positive
+        return onnx(block, *arguments)
+
+    (usual, values), *others = check_graphs(LAYER).items()
+    graphs = {usual: {name: np.abs(value) for name, value in values.items()}, **dict(others)}
+    monkeypatch.setattr(exporting, "check_graphs", lambda *_: graphs)
+    monkeypatch.setitem(converters.EXPORTERS, "onnx", positive)
+    made = export(LAYER, 2, 2, exporter="onnx", folder=tmp_path)
+    assert made.status == WRONG and "large negative numbers only" in made.reason
+
+
+def test_checks_use_another_graph_than_the_traced_one_with_all_that_is_awkward():
+    usual, negative = check_graphs(LAYER).values()
+    nodes, edges = usual["x"].shape[0], usual["edge_index"].shape[1]
+    degree = np.bincount(usual["edge_index"][1], minlength=nodes)
+    assert (nodes, edges) != converters.TRACED and degree.max() > 1 and degree.min() == 0 == degree[-1]
+    assert all((negative[name] < 0).all() for name in ("x", "x_j", "messages", "sums", "means", "hidden"))
+    padded, _ = check_graphs(LAYER, (20, 60)).values()
+    assert padded["x"].shape[0] < 20 and padded["edge_index"].shape[1] < 60
+
+
+def test_a_gat_layer_exports_its_maxima_right_on_negative_scores(tmp_path):
+    layer = gat(5, heads=2, channels=3)
+    assert export(layer, 4, 4, exporter="openvino-onnx", folder=tmp_path, size=(9, 20)).ready
+    (made,) = find(tmp_path, "gat", 5, 4, 4, "onnx")  # which the other is made from
+    assert made.ready and made.layout == "scatter_add"
+
+
+def test_converting_reports_nothing_over_the_network_and_leaves_the_environment_alone(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    with converters.silence_logs():
+        assert os.environ["CI"] == "true"
+        warnings.warn("not shown", stacklevel=1)
+    assert "CI" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exporter": "tflite"}, "exporter 'tflite' is not known; one of onnx, openvino"),
+        ({"exporter": "onnx", "layout": "segment_sum"}, "no layout 'segment_sum'; one of scatter_add, index_add"),
+        ({"exporter": "onnx", "size": (5, 5)}, "can be static"),
+        ({"exporter": "openvino", "size": (0, 5)}, "from 1 node, 1 edge"),
+        ({"exporter": "onnx", "last": 9}, "no block of stages 3..9"),
+    ],
+)
+def test_what_there_is_not_is_refused_in_one_line_before_anything_is_made(options, message, tmp_path):
+    with refused(message):
+        export(LAYER, 3, options.pop("last", 3), folder=tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def device(exporter="openvino", layout=None, static_shapes=False):
+    return SimpleNamespace(name="a:b", exporter=exporter, layout=layout, static_shapes=static_shapes)
+
+
+def config(nodes=20, edges=40, stage=3):
+    return SimpleNamespace(layer="sage", features=6, first=stage, last=stage, nodes=nodes, edges=edges)
+
+
+def test_a_device_gets_the_model_of_its_exporter_layout_and_shapes_that_holds_the_graph(exported, folder):
+    export(LAYER, 3, 3, exporter="onnx", layout="index_add", folder=folder)
+    assert model_for(device(), config(), folder).dynamic and model_for(device(exporter=None), config(), None) is None
+    assert model_for(device("onnx"), config(), folder).layout == "scatter_add"
+    assert model_for(device("onnx", "index_add"), config(), folder).layout == "index_add"
+    static = device(static_shapes=True)
+    held = {(20, 40): (20, 40), (20, 60): (20, 60), (19, 39): (20, 40), (20, 50): None, (21, 40): None}
+    for size, expected in held.items():
+        model = model_for(static, config(*size), folder)
+        assert (model and (model.nodes, model.edges)) == expected
+    assert model_for(device("handbuilt"), config(stage=6), folder) is None
+    with pytest.raises(Unavailable, match="a:b runs exported models"):
+        model_for(device(), config(), None)
+
+
+def test_the_correctness_map_says_what_is_wrong_where_sums_are_and_what_cannot_be_converted(folder, monkeypatch):
+    monkeypatch.setitem(exporting.LAYOUTS, "onnx", ("scatter_add",))  # which is there already
+    monkeypatch.delitem(exporting.LAYOUTS, "openvino-onnx")
+    found = correctness_map(LAYER, folder)
+    sums = found["stage"].isin(["3 REDUCE_SUM", "4 REDUCE_COUNT"])
+    assert (found[~sums]["status"] == "ok").all() and not found[~sums]["form"].str.contains("handbuilt").any()
+    worst = found[sums].groupby("form")["status"].unique().str.join("")
+    assert dict(worst[worst != "ok"]) == {
+        "onnx-legacy, index_add: ONNX Runtime": "failed",
+        "onnx-legacy, index_add: OpenVINO": "failed",
+        "openvino, index_add: OpenVINO": "unavailable",
+    }
+    assert worst["handbuilt, segment_sum: OpenVINO"] == "ok" == worst["onnx, scatter_add: ONNX Runtime"]
