@@ -13,7 +13,7 @@ import pytest
 
 import gnnlab
 from gnnlab import cli
-from gnnlab.commands import claims, tables, units
+from gnnlab.commands import claims, devices, tables
 from gnnlab.commands import compare as compare_command
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import compare, discovery, ledger
@@ -243,13 +243,13 @@ def test_profile_takes_both_spellings_and_one_graph(command):
 
 @pytest.fixture
 def raising(monkeypatch):
-    """`gnnlab units` raises what the function is called with."""
+    """`gnnlab devices` raises what the function is called with."""
 
     def plant(error):
         def run(arguments):
             raise error
 
-        monkeypatch.setattr(units, "run", run)
+        monkeypatch.setattr(devices, "run", run)
 
     return plant
 
@@ -270,7 +270,7 @@ def raising(monkeypatch):
 )
 def test_bad_input_and_what_the_machine_lacks_are_one_line_and_exit_code_2(command, raising, error, part):
     raising(error)
-    code, out, err = command("units")
+    code, out, err = command("devices")
     assert code == 2 and out == "" and part in err and err.startswith("gnnlab: ") and err.count("\n") == 1
 
 
@@ -279,6 +279,6 @@ def test_an_error_that_is_not_ours_is_not_hidden_and_ctrl_c_is_exit_code_130(com
     for error in (OSError("another"), own, ValueError("a bug")):
         raising(error)
         with pytest.raises(type(error), match=str(error)):
-            cli.main(["units"])
+            cli.main(["devices"])
     raising(KeyboardInterrupt())
-    assert command("units") == (130, "", "")
+    assert command("devices") == (130, "", "")

@@ -12,9 +12,9 @@ import pytest
 from gnnlab import cli
 from gnnlab.inference import states
 from gnnlab.lab import discovery, parameters
+from gnnlab.stages import devices
+from gnnlab.stages.devices import Device
 from gnnlab.training import loops
-from gnnlab.units import registry
-from gnnlab.units.unit import Unit
 from gnnlab.workloads import graph_files, graphs, graphsage, models, tables
 
 ROOT = Path(__file__).parents[1]
@@ -106,13 +106,14 @@ def test_states_are_answered_and_the_page_has_every_field_with_its_range_and_uni
     assert stored == json.loads(json.dumps(states.json_schema()))
 
 
-def test_the_unit_can_be_used_and_computes_what_the_layer_computes():
-    unit = registry.find("examples.my_unit:make")
-    assert unit.probe().usable
+def test_the_device_can_be_used_and_computes_what_the_layer_computes():
+    device = devices.find("examples.my_device:make")
+    assert device.probe().usable
     layer = graphsage.sage(8)
     graph = graphsage.inputs_of(graphs.load("karate"), 8)
     values = {name: tensor.numpy() for name, tensor in graph.items()}
-    loaded = unit.load(layer, 1, 7, None, nodes=34, edges=156, threads=1, precision="float32")
+    loaded = device.load(layer, 1, 7, None, nodes=34, edges=156, threads=1, precision="float32")
     expected = layer.block(1, 7)(*(graph[name] for name in layer.block(1, 7).reads))[0]
     np.testing.assert_allclose(loaded.run(values)[layer.result], expected.detach(), rtol=1e-5, atol=1e-6)
-    assert [field.name for field in fields(Unit) if f"| `{field.name}` |" not in section("A processing unit")] == []
+    loaded.close()
+    assert [field.name for field in fields(Device) if f"| `{field.name}` |" not in section("A device")] == []

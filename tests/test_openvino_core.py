@@ -11,7 +11,7 @@ USES = """
 import gc, signal, subprocess, sys
 from gnnlab.lab import provenance
 from gnnlab.openvino_core import openvino_core
-from gnnlab.units import openvino_units
+from gnnlab.stages import runtimes
 
 def used():
     core = openvino_core()
@@ -19,7 +19,7 @@ def used():
     return core
 
 first = used()
-openvino_units._try("CPU")
+assert runtimes.openvino_refuses("CPU") is None
 last = used()
 provenance.devices()
 del first

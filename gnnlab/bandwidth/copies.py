@@ -56,9 +56,7 @@ class CopyCurve:
         sweep = table[["size_bytes", "ms", "ms_low", "ms_high"]].astype(float).groupby("size_bytes").median()
         size, (ms, low, high) = sweep.index.to_numpy(), sweep.to_numpy().T
         if len(sweep) < 2 or not (sweep > 0).all(axis=None):
-            raise GnnlabError(
-                f"a sweep of {len(sweep)} sizes with times {quoted(ms.tolist())} ms; two with times above 0 are needed"
-            )
+            raise GnnlabError(f"copies of {len(sweep)} sizes took {quoted(ms.tolist())} ms; two above 0 are needed")
         rising = isotonic_regression(ms, weights=1 / ms**2).x
         columns = (size, rising, rising * low / ms, rising * high / ms)  # each interval keeps its own width
         return cls(*(tuple(column.tolist()) for column in columns), int(table["n"].min()))
@@ -68,11 +66,9 @@ class CopyCurve:
         """The time of the smallest copy, which hardly moves anything."""
         return self.at_ms[0]
 
-    def ms(self, size_bytes: float) -> float:
+    def ms(self, size_bytes: float, times: tuple[float, ...] | None = None) -> float:
         """Straight between measured sizes; below them the launch, beyond them at the mean bandwidth of the largest."""
-        return self._between(self.at_ms, size_bytes)
-
-    def _between(self, times: tuple[float, ...], size_bytes: float) -> float:
+        times = times or self.at_ms
         last, end = self.size_bytes[-1], times[-1]
         if size_bytes > last:
             start = min(times[0], end)
@@ -86,7 +82,7 @@ class CopyCurve:
     def gb_s(self, size_bytes: float) -> tuple[float, float, float]:
         """GB/s that a copy of that size reads and writes, low and high (95 %): by what it moves and takes beyond the
         smallest one. NaN where launch and noise leave it open."""
-        ms, low, high = (self._between(times, size_bytes) for times in (self.at_ms, self.low_ms, self.high_ms))
+        ms, low, high = (self.ms(size_bytes, times) for times in (self.at_ms, self.low_ms, self.high_ms))
         moved, beyond = 2 * (size_bytes - self.size_bytes[0]), ms - self.launch_ms
         below = np.linalg.norm([ms - low, self.high_ms[0] - self.launch_ms, _DRIFT * ms])
         above = np.linalg.norm([high - ms, self.launch_ms - self.low_ms[0], _DRIFT * ms])
@@ -115,10 +111,8 @@ class Transfers:
         if PLAIN_COPY not in curves:
             raise GnnlabError("no sweep of plain copies; notebook 06 and gnnlab stages --analyze measure one")
         plain = curves.pop(PLAIN_COPY)
-        through = {
-            name: plain if curve.at_ms[-1] < HANDED_ON * plain.at_ms[-1] else curve for name, curve in curves.items()
-        }
-        return cls(plain, through)
+        least_ms = HANDED_ON * plain.at_ms[-1]
+        return cls(plain, {name: curve if curve.at_ms[-1] > least_ms else plain for name, curve in curves.items()})
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
@@ -141,9 +135,7 @@ class PlainCopy(Device):
         return Loaded(run_by(bind), about.chip, about.version, bind=bind)
 
 
-def plain_copy() -> PlainCopy:
-    """The device `PLAIN_COPY`."""
-    return PlainCopy(PLAIN_COPY, "CPU", "numpy")
+plain_copy = partial(PlainCopy, PLAIN_COPY, "CPU", "numpy")  # the factory that `PLAIN_COPY` names
 
 
 def sweep_sizes(measured: pd.DataFrame, points: int) -> list[int]:
@@ -169,8 +161,7 @@ def copy_configs(like: Config, sweep: Sequence[int], names: Sequence[str], model
 
 
 def copies_of(measured: pd.DataFrame) -> pd.DataFrame:
-    """The copies among measurements, with size_bytes and mib, by device and size."""
-    copies = measured[(measured["nodes"] == NODES) & (measured["first"] == STAGE) & (measured["last"] == STAGE)]
-    size_bytes = 4 * copies["edges"] * copies["features"]
-    copies = copies.assign(size_bytes=size_bytes, mib=(size_bytes / 2**20).round(4))
+    """Measured copies with size_bytes and mib, by device and size."""
+    size_bytes = 4 * measured["edges"] * measured["features"]
+    copies = measured.assign(size_bytes=size_bytes, mib=(size_bytes / 2**20).round(4))
     return copies[copies["ms"].notna()].sort_values(["device", "size_bytes"], kind="stable", ignore_index=True)

@@ -3,7 +3,7 @@
     def s4(moved_bytes, ms):                  # latency = intercept + slope * bytes; a reader may change it
         return np.polyfit(moved_bytes, ms, deg=1)
 
-    studies = s4_studies(s4_lines(tables, s4))          # rows for `lab.record`, by study
+    studies = s4_studies(tables, s4)          # rows for `lab.record`, by study
 
 S4 takes latency = compute + bytes / bandwidth, fits a line through the latencies of a stage over its bytes, and
 reads the slope as 1 / bandwidth and the intercept as the compute time. Its bytes are an estimate of what a stage reads.
@@ -11,10 +11,9 @@ reads the slope as 1 / bandwidth and the intercept as the compute time. Its byte
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import astuple
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,68 +60,52 @@ def line(size_bytes: np.ndarray, times: np.ndarray, fit: Fitted) -> tuple[Triple
     return gb_s, (intercept, float(least_ms), float(most_ms))
 
 
-class Line(NamedTuple):
-    """Of one stage: S4's line through `sizes` of its latencies, a copy of as many bytes as it moves, and `rest_ms`, what
-    such a copy leaves of its time in the median over the sizes. `no_line`, `no_copy`, `no_rest`: why there is none."""
-
-    about: Mapping[str, Any]  # keys and conditions of its rows
-    gb_s: Triple
-    intercept_ms: Triple
-    sizes: int
-    no_line: str
-    copy_gb_s: Triple
-    copies: int
-    no_copy: str
-    rest_ms: Triple
-    no_rest: str
-
-
-def s4_lines(tables: S4Tables, fit: Fitted) -> list[Line]:
-    """S4's lines by its own count of bytes, beside measured copies."""
-    lines, layer = [], tables.layer
-    for rate in tables.rates.to_dict("records"):
-        part = tables.entries[(tables.entries[["device", "number"]] == [rate["device"], rate["number"]]).all(axis=1)]
-        times = part[["total_time_ms", "low_ms", "high_ms"]].to_numpy().T
-        size = data_bytes(rate["number"], part["nodes"], part["edges"], layer.features).to_numpy()
-        there = layer.name == "sage" and len(size) >= FEWEST_SIZES and len(set(size)) > 1
-        gb_s, intercept_ms = line(size, times, fit) if there else (NONE, NONE)
-        rest_ms = tuple(np.median(times - part["transfer_time_ms"].to_numpy(), axis=1).tolist())
-        no_rest = NO_COPIES if not rate["n"] else "" if rest_ms[1] > 0 else NO_COMPUTE
-        about = {"runs_on": rate["device"], "device": chip(rate["processor"], rate["chip"])}
-        about |= {"runtime": rate["runtime_version"], "threads": rate["threads"] * (rate["processor"] == "CPU")}
-        about |= {name: rate[name] for name in ("stage", "precision")}
-        s4 = gb_s, intercept_ms, len(size) * there, "" if gb_s[0] > 0 else NOT_ABOVE_0 if there else NO_LINE
-        copy = (rate["gb_s"], rate["gb_s_low"], rate["gb_s_high"]), rate["n"], rate["diagnosis"]
-        lines.append(Line(about, *s4, *copy, NONE if no_rest else rest_ms, no_rest))
-    return lines
-
-
-def s4_studies(lines: Sequence[Line]) -> dict[str, pd.DataFrame]:
+def s4_studies(tables: S4Tables, fit: Fitted) -> dict[str, pd.DataFrame]:
     """Rows for `lab.record` by study; keys are runs_on (the device) and stage.
 
-    `bandwidth`: GB/s by S4's line and by a copy. `bandwidth_ratio`: how far they agree. `intercept_ratio`: how far the
-    intercept agrees with the rest that a copy leaves; of stages that have a line.
+    `bandwidth`: GB/s by S4's line through its own count of bytes, and by a copy of as many bytes as the stage moves.
+    `bandwidth_ratio`: how far the two agree. `intercept_ratio`: how far the intercept agrees with what such a copy
+    leaves of the time, in the median over the sizes; of stages that have a line.
     """
-    bandwidths, ratios, intercepts = [], [], []
-    for each in lines:
-        open_end = not each.no_line and np.isnan(each.gb_s[2])
-        notes = f"no upper end, as the slope may be 0: at least {each.gb_s[1]:.3g} GB/s" if open_end else ""
-        copy = each.copy_gb_s, each.copies, each.no_copy
-        bandwidths.append(_row(each, each.gb_s, each.sizes, each.no_line, notes=notes))
-        bandwidths.append(_row(each, *copy, form=A_COPY, origin="interpolated"))
-        why = each.no_line or each.no_copy or NO_END * open_end
-        both = [clamped(*numbers, each.sizes) for numbers in (each.gb_s, each.copy_gb_s)]
-        ratios.append(_row(each, NONE if why else agreement(*astuple(quotient(*both))[:3]), each.sizes, why))
-        if each.sizes:
-            ends = np.divide.outer(each.intercept_ms[1:], each.rest_ms)
-            ratio = agreement(each.intercept_ms[0] / each.rest_ms[0], ends.min(), ends.max())
-            intercepts.append(_row(each, ratio, each.sizes, each.no_rest))
-    negative = sum(each.intercept_ms[0] < 0 for each in lines)
+    stages = [_stage_rows(tables, rate, fit) for rate in tables.rates.to_dict("records")]
+    s4, copies, ratios, intercepts = ([row for row in rows if row] for rows in zip(*stages, strict=True))
+    bandwidths = pd.DataFrame([*s4, *copies]).sort_values(["runs_on", "stage"], kind="stable")
     return {
-        "bandwidth": pd.DataFrame(bandwidths).assign(unit="GB/s", better="higher"),
-        "bandwidth_ratio": _agreements(ratios),
-        "intercept_ratio": _agreements(intercepts, f"{negative} of {len(intercepts)} intercepts are negative"),
+        "bandwidth": bandwidths.assign(unit="GB/s", better="higher"),
+        "bandwidth_ratio": _ratios(ratios),
+        "intercept_ratio": _ratios(intercepts),
     }
+
+
+def _stage_rows(tables: S4Tables, rate: dict[str, Any], fit: Fitted) -> tuple[dict[str, Any], ...]:
+    """S4's bandwidth, that of a copy, how far they agree, and how far the compute times do ({} without a line)."""
+    part = tables.entries[(tables.entries[["device", "number"]] == [rate["device"], rate["number"]]).all(axis=1)]
+    times, n = part[["total_time_ms", "low_ms", "high_ms"]].to_numpy().T, len(part)
+    size = data_bytes(rate["number"], part["nodes"], part["edges"], tables.layer.features).to_numpy()
+    there = tables.layer.name == "sage" and n >= FEWEST_SIZES and len(set(size)) > 1
+    gb_s, intercept_ms = line(size, times, fit) if there else (NONE, NONE)
+    copy_gb_s = rate["gb_s"], rate["gb_s_low"], rate["gb_s_high"]
+    rest_ms = np.median(times - part["transfer_time_ms"].to_numpy(), axis=1)
+    no_line = "" if gb_s[0] > 0 else NOT_ABOVE_0 if there else NO_LINE
+    no_rest = NO_COPIES if not rate["n"] else "" if rest_ms[1] > 0 else NO_COMPUTE
+    no_ratio = no_line or rate["diagnosis"] or ("" if gb_s[2] > 0 else NO_END)
+    ratio = NONE if no_ratio else astuple(quotient(clamped(*gb_s, n), clamped(*copy_gb_s, n)))[:3]
+    ends = [end / rest for end in intercept_ms[1:] for rest in rest_ms if not no_rest] or NONE
+    rest_ratio = intercept_ms[0] / (rest_ms[0] or np.nan), min(ends), max(ends)
+    copy = {"form": A_COPY, "origin": "interpolated"}
+    return (
+        _row(rate, gb_s, n, no_line, notes=NO_END if no_ratio == NO_END else ""),
+        _row(rate, copy_gb_s, rate["n"], rate["diagnosis"], **copy),
+        _row(rate, agreement(*ratio), n, no_ratio),
+        _row(rate, agreement(*rest_ratio), n, no_rest) if there else {},
+    )
+
+
+def _ratios(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Each with a note on the stages that have none, since a median over the others says nothing of these."""
+    lost = sum("reason" in row for row in rows)
+    notes = f"{lost} of {len(rows)} stages have no such ratio" if lost else ""
+    return pd.DataFrame(rows).assign(unit="x", better="neither", notes=notes)
 
 
 def agreement(ratio: float, low: float, high: float) -> Triple:
@@ -133,17 +116,11 @@ def agreement(ratio: float, low: float, high: float) -> Triple:
     return value, min(value, *ends), 1.0 if low <= 1 <= high else max(value, *ends)
 
 
-def _row(each: Line, numbers: Triple, n: int, why: str, **fields: Any) -> dict[str, Any]:
+def _row(rate: dict[str, Any], numbers: Triple, n: int, why: str, **fields: Any) -> dict[str, Any]:
     """A row of a stage, or the reason why it has none."""
-    fixed = {"form": S4, "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE}
+    about = {"runs_on": rate["device"], "device": chip(rate["processor"], rate["chip"])}
+    about |= {"runtime": rate["runtime_version"], "threads": rate["threads"] * (rate["processor"] == "CPU")}
+    about |= {"form": S4, "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE, "n": n}
     ends = dict(zip(("value", "low", "high"), numbers, strict=True))
     status = {"status": "unavailable", "reason": why} if why else {"status": "ok"}
-    return {**each.about, **fixed, **ends, "n": n, **status, **fields}
-
-
-def _agreements(rows: list[dict[str, Any]], *notes: str) -> pd.DataFrame:
-    """Each row with a note on the stages that have none, since a mean over the others says nothing of these."""
-    if reasons := Counter(row["reason"] for row in rows if "reason" in row):
-        each = ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
-        notes += (f"{reasons.total()} of {len(rows)} stages have no such ratio: {each}",)
-    return pd.DataFrame(rows).assign(unit="x", better="neither", notes="; ".join(notes))
+    return {name: rate[name] for name in ("stage", "precision")} | about | ends | status | fields

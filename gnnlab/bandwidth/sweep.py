@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from gnnlab.bandwidth.copies import NODES, PLAIN_COPY, copies_of, copy_configs, sweep_sizes
+from gnnlab.bandwidth.copies import IDENTITY, NODES, PLAIN_COPY, copies_of, copy_configs, sweep_sizes
 from gnnlab.bandwidth.predict import BLOCK, INTERPOLATED, MEASURED, Pair, Predictor, inside_hull
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import CONFIDENCE, PREDICTION
@@ -95,11 +95,13 @@ def read(folder: Path, stages: Path, devices: Sequence[str] = ()) -> Measured:
     fit, test = _journal(Path(folder) / FIT), known.iloc[:0]
     if (Path(folder) / TEST).exists():
         test = _journal(Path(folder) / TEST)
-    copies, alike = copies_of(fit), known[["device", *SETTINGS]].drop_duplicates()
+    alike = known[["device", *SETTINGS]].drop_duplicates()
+    copying = pd.concat([alike, alike[:1].assign(device=PLAIN_COPY)]).assign(layer=IDENTITY)
+    copies = copies_of(fit[fit["nodes"] == NODES].merge(copying))
     fit = pd.concat([known, fit[fit["nodes"] != NODES].merge(alike)], ignore_index=True)
     test, fitted = test[test["ms"].notna()].merge(alike), set(sizes_of(fit))
     new = [size not in fitted for size in zip(test["nodes"], test["edges"], strict=True)]
-    return Measured(fit, test[new], copies[copies["device"].isin([*alike["device"], PLAIN_COPY])], messages)
+    return Measured(fit, test[new], copies, messages)
 
 
 def _journal(folder: Path) -> pd.DataFrame:
@@ -149,6 +151,8 @@ def prediction_rows(predictor: Predictor, test: pd.DataFrame) -> dict[str, pd.Da
     predicted = [(*astuple(predictor.predict(*each)), len(predictor.measured[each[:3]])) for each in at]
     predicted = pd.DataFrame(predicted, test.index, ["value", "low", "high", "origin", "n"])
     predicted = predicted[predicted["origin"] == INTERPOLATED]
+    if predicted.empty:
+        return {"off_grid": predicted, "off_grid_error": predicted}
     test = test.loc[predicted.index]
     rows = measurement_rows(test).set_index(test.index).assign(runs_on=test["device"], form="predicted", n=test["n"])
     off = 100 * (pd.DataFrame({end: predicted["value"] / test[end] for end in ("ms", "ms_low", "ms_high")}) - 1)

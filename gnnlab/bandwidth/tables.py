@@ -33,6 +33,7 @@ FIELDS = ["compute_time_ms", "transfer_time_ms", "total_time_ms", "std_ms"]
 NO_COPIES = "no copies through this device were measured, so all of its time counts as compute"
 NO_REST = "takes no longer than a copy of its bytes, so no compute time can be separated from it"
 TAKEN_OFF = "measured copy taken off"
+TOLD = ["device", "origin", "low_ms", "high_ms", "gb_s_low", "gb_s_high", "diagnosis"]  # of each entry
 _DEVICE = ["device", "processor", "chip", "runtime_version", "precision", "threads"]
 _MOST = 1e12  # ms, or MB/s
 _LOOKUP_KEY = r"([1-9]\d{0,7}),([1-9]\d{0,7}),(CPU|GPU|NPU),([1-7])"
@@ -41,16 +42,14 @@ _S4 = "give a table in S4's format"
 
 
 class S4Tables:
-    """Both tables, of measurements (`fit`) and copies. `layer`: of these; `transfers`: by these copies.
+    """Both tables, of measurements (`fit`) and copies.
 
-    `entries`, the lookup table as rows: key, device, stage, number, nodes, edges, the four fields, low_ms, high_ms,
-    moved_bytes, flops, diagnosis, conditions. Of each processor the device that has times of most single stages and
-    sizes, and of these the one that takes least. transfer: a copy, through that device, of the bytes that the stage
-    reads and writes, without its launch, and no more than the whole; compute: what remains of the measured time.
-
-    `rates`, the bandwidth table as rows: key, device, stage, number, gb_s, gb_s_low, gb_s_high (NaN where launch or
-    noise hide it), n (samples), diagnosis, conditions. Of a copy, through that device, of as many bytes as the stage
-    moves, in the geometric mean over its sizes.
+    entries: the lookup table as rows, with key, number (of the stage), low_ms, high_ms, moved_bytes, flops, diagnosis
+        and conditions. An entry is of the device of its processor that has times of most stages and sizes, and of these
+        the fastest. transfer: a copy through that device of the bytes that the stage moves, without its launch, and no
+        more than the whole; compute: what remains of the measured time.
+    rates: the bandwidth table as rows, with gb_s, gb_s_low, gb_s_high (NaN where launch or noise hide it), n (samples).
+        Of a copy of as many bytes as the stage moves in the geometric mean over its sizes.
 
     Raises:
         GnnlabError: no stage has a time by itself, or there are no plain copies.
@@ -63,15 +62,13 @@ class S4Tables:
         self.transfers = Transfers.fit(copies)
         self.layer = layer_of(fit["layer"].iloc[0], int(fit["features"].iloc[0]))
         self.entries = self._entries(_best(alone))
-        self.rates = pd.DataFrame(
-            [self._rate(part) for _, part in self.entries.groupby(["device", "number"], sort=False)]
-        )
+        stages = self.entries.groupby(["device", "number"], sort=False)
+        self.rates = pd.DataFrame([self._rate(part) for _, part in stages])
 
     def _entries(self, rows: pd.DataFrame) -> pd.DataFrame:
         moved = [self.layer.bytes_moved(row.first, row.nodes, row.edges) for row in rows.itertuples()]
         curves = [self.transfers.through.get(device) for device in rows["device"]]
-        copy_ms = [curve.moving_ms(size) if curve else np.nan for curve, size in zip(curves, moved, strict=True)]
-        copy_ms = np.array(copy_ms, dtype=float)
+        copy_ms = np.array([c.moving_ms(size) if c else np.nan for c, size in zip(curves, moved, strict=True)])
         transfer_ms = np.minimum(np.nan_to_num(copy_ms), rows["ms"])
         diagnosis = np.select([np.isnan(copy_ms), copy_ms >= rows["ms"]], [NO_COPIES, NO_REST], TAKEN_OFF)
         names = {"first": "number", "ms": "total_time_ms", "ms_low": "low_ms", "ms_high": "high_ms"}
@@ -81,6 +78,7 @@ class S4Tables:
             transfer_time_ms=transfer_ms,
             moved_bytes=moved,
             flops=[self.layer.flops(row.first, row.last, row.nodes, row.edges) for row in rows.itertuples()],
+            origin=MEASURED,
             diagnosis=diagnosis,
         )
 
@@ -91,7 +89,7 @@ class S4Tables:
         value, low, high = curve.gb_s(size) if curve else (np.nan,) * 3
         diagnosis = "" if np.isfinite(value) else HIDDEN if curve else NO_COPIES
         rate = {"gb_s": value, "gb_s_low": low, "gb_s_high": high, "n": curve.n if curve else 0, "diagnosis": diagnosis}
-        return {**row, "key": f"{row['processor']}_stage{row['number']}", **rate}
+        return {**row, "key": f"{row['processor']}_stage{row['number']}", "origin": "measured copy", **rate}
 
     def write(self, folder: Path) -> dict[str, int]:
         """Write both tables and what is to know about them, each file whole or not at all.
@@ -102,17 +100,10 @@ class S4Tables:
         known = rates["gb_s"].dropna()
         write_json(folder / LOOKUP, entries[FIELDS].to_dict("index"))
         write_json(folder / BANDWIDTH, (1e3 * known).to_dict())  # MB/s
-        head = {
-            "written": datetime.now(UTC).isoformat(timespec="seconds"),
-            "layer": self.layer.name,
-            "features": self.layer.features,
-            "devices": entries[_DEVICE].drop_duplicates().to_dict("records"),
-        }
-        for name, table, origin, columns in (
-            (LOOKUP, entries, MEASURED, ["low_ms", "high_ms"]),
-            (BANDWIDTH, rates, "measured copy", ["gb_s_low", "gb_s_high"]),
-        ):
-            told = table[["device", *columns, "diagnosis"]].assign(origin=origin).astype(object)
+        head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": self.layer.name}
+        head |= {"features": self.layer.features, "devices": entries[_DEVICE].drop_duplicates().to_dict("records")}
+        for name, table in ((LOOKUP, entries), (BANDWIDTH, rates)):
+            told = table[[column for column in TOLD if column in table]].astype(object)
             about = {**head, "entries": told.where(told.notna(), None).to_dict("index")}
             write_json(folder / name.replace(".json", ".about.json"), about)
         return {"times": len(entries), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known)}

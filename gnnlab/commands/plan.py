@@ -26,6 +26,7 @@ from .tables import show, table
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gnnlab.plans.costs import Costs
     from gnnlab.plans.plans import Plan
     from gnnlab.plans.rank import Ranking
 
@@ -70,20 +71,13 @@ def run(arguments: Namespace) -> int:
     if arguments.graph is not None:
         data = graphs.load(arguments.graph)
         graph, nodes, edges = inputs_of(data, costs.layer.features), int(data.num_nodes), int(data.num_edges)
-        used = "its size and where its edges go" if arguments.execute else "its size alone"
-        layer = f"the lab's own layer ({costs.layer.name}, {costs.layer.features} features)"
-        show(f"{graphs.read_as(data)}\nThe plan is for {layer}, not for a model of yours; of the graph it uses {used}.")
-    ends = " to ".join(f"{n}x{e}" for n, e in (costs.sizes[0], costs.sizes[-1]))
-    timed = ", ".join(device for device in costs.devices if costs.blocks(device))
-    lacking = [f"{device}: {what}." for device, what in costs.lacking(nodes, edges).items()]
-    show("\n".join([f"{source}: times of {timed} at {len(costs.sizes)} sizes, {ends}.", *costs.notes, *lacking]))
+        layer = f"the lab's own layer ({costs.layer.name}, {costs.layer.features} features), not for a model of yours"
+        show(f"{graphs.read_as(data)}\nThe plan is for {layer}; of the graph it uses the size and the edges alone.")
+    show(_known(costs, source, nodes, edges))
     given = [parse(arguments.plan)] if arguments.plan is not None else []
-    planner = Planner(costs, GRAPHS[arguments.objective], max_blocks=arguments.blocks)
-    ranking = planner.rank(nodes, edges, also=given)
+    ranking = Planner(costs, GRAPHS[arguments.objective], max_blocks=arguments.blocks).rank(nodes, edges, also=given)
     (chosen,) = given or [ranking.chosen]
-    blocks = f"{arguments.blocks} block{'s' * (arguments.blocks > 1)}"
-    show(f"{nodes}x{edges}: {chosen.words()}\n  {chosen}")
-    show(f"{_why(chosen, ranking, planner.graphs)} {len(ranking.table)} plans of at most {blocks} were compared.")
+    show(f"{nodes}x{edges}: {chosen.words()}\n  {chosen}\n{_why(chosen, ranking, arguments)}")
     show(_compared(chosen, ranking))
     if arguments.execute:
         with DeviceProcesses(chosen.devices) as processes:
@@ -106,12 +100,23 @@ def _check(arguments: Namespace) -> None:
         raise GnnlabError(f"{named} names devices of this machine, --lookup tables of processors; give one of the two")
 
 
-def _why(chosen: Plan, ranking: Ranking, graphs: int) -> str:
-    """Its time, where that comes from, and what the best single device would take."""
+def _known(costs: Costs, source: Path | str, nodes: int, edges: int) -> str:
+    """What there are times of, and what is lacking."""
+    timed, sizes = [device for device in costs.devices if costs.blocks(device)], costs.sizes
+    least, most = (f"{n}x{e}" for n, e in (sizes[0], sizes[-1]))
+    lacking = [f"{device}: {what}." for device, what in costs.lacking(nodes, edges).items()]
+    text = f"{source}: times of {', '.join(timed)}; sizes: {len(sizes)}, from {least} to {most}."
+    return "\n".join([text, *costs.notes, *lacking])
+
+
+def _why(chosen: Plan, ranking: Ranking, arguments: Namespace) -> str:
+    """Its time, where that comes from, what it was compared with, and what the best single device would take."""
+    graphs, blocks, origin = GRAPHS[arguments.objective], arguments.blocks, ranking.table.loc[chosen, "origin"]
     of = f"a graph in a stream of {graphs}" if graphs > 1 else "for a graph alone"
-    text = f"Expected {_ms(chosen, ranking)} ms {of}; times {ranking.table.loc[chosen, 'origin']}."
-    if ranking.table.loc[chosen, "origin"] == "extrapolated":
+    text = f"Expected {_ms(chosen, ranking)} ms {of}; times {origin}."
+    if origin == "extrapolated":
         text += " Some sizes lie outside those that were measured: take the times with care, or measure larger ones."
+    text += f" {len(ranking.table)} plans of at most {blocks} block{'s' * (blocks > 1)} were compared (--blocks)."
     alone = ranking.one_device_plans[:1]
     if alone and chosen != alone[0]:
         times = ranking.table.loc[alone[0], "ms"] / ranking.table.loc[chosen, "ms"]

@@ -80,7 +80,10 @@ class AsyncBatcher:
         try:
             Thread(target=self._work, name="gnnlab-batch", daemon=True).start()
         except (RuntimeError, MemoryError) as error:
-            raise GnnlabError(f"the thread of the batcher: {error}; allow this user or container more") from error
+            why = one_line(error)
+            raise GnnlabError(
+                f"the batcher has no thread: {why}; allow more (ulimit -u, a container's pids)"
+            ) from error
         self._open = True
         return self
 

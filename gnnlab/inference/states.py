@@ -124,8 +124,10 @@ def check(state: State | bytes) -> CheckedState:
     except msgspec.ValidationError as error:
         problem = str(error)
         raise GnnlabError(_line(_name(state, problem) + problem)) from None
-    except Exception as error:  # msgspec has no list of what it raises: UnicodeDecodeError, RecursionError, ...
-        raise GnnlabError(_line(f"not JSON: {error}" if isinstance(state, bytes) else one_line(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise GnnlabError(_line(f"not JSON: {error}")) from None
+    except Exception as error:  # msgspec has no list of what it raises
+        raise GnnlabError(_line(one_line(error))) from None
 
 
 def check_or_error(state: State | bytes) -> CheckedState | GnnlabError:
@@ -229,7 +231,8 @@ class NetworkArrays:
     def of_checked(cls, states: Sequence[CheckedState]) -> NetworkArrays:
         """From one state or more that `check` has read."""
         starts = list(accumulate((len(state.nodes) for state in states), initial=0))
-        values = chain.from_iterable(node_features(node) for state in states for node in state.nodes)
+        nodes = chain.from_iterable(state.nodes for state in states)
+        values = chain.from_iterable(map(node_features, nodes))
         x = np.fromiter(values, np.float32, starts[-1] * len(FEATURES)).reshape(-1, len(FEATURES))
         if len(states) == 1:
             return cls(x, states[0].topology, starts, states[0].node_ids)

@@ -3,7 +3,7 @@
     variants = alternatives(layer, cases, models, count=16)     # {"HETERO": a call that gives the last result, ...}
     compared = Comparison(executed, {"1000x5000": ranking})     # executed: the study of a race of plans and variants
     compared.errors(), compared.gains()                         # rows for the lab
-    compared.finding()                                          # does planning pay?
+    compared.finding(with_unit)                                 # does planning pay?
 
 `ALTERNATIVES` are what a user of OpenVINO tries first: one model, placed and overlapped by the runtime. HETERO and AUTO
 have every device that OpenVINO sees here; streams are what its throughput hint makes of this CPU. The hand-built model
@@ -26,7 +26,6 @@ import openvino as ov
 import pandas as pd
 
 from gnnlab import machine
-from gnnlab.lab.text import number, with_unit
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import CONFIDENCE, CONTROL, PREDICTION, Estimate
 from gnnlab.openvino_core import HINTS, openvino_core
@@ -129,7 +128,7 @@ class Comparison:
             expected = self.rankings[ran.size].table.loc[parse(ran.form), "ms"]
             off, *ends = (100 * abs(expected / ms - 1) for ms in (ran.value, ran.low, ran.high))
             low = 0.0 if ran.low <= expected <= ran.high else min(ends)
-            notes = [f"expected {number(expected)} ms a graph, executed {number(ran.value)} ms"]
+            notes = [f"expected {expected:.3g} ms a graph, executed {ran.value:.3g} ms"]
             row = {"size": ran.size, "plan": ran.form, "form": "predicted", "value": off, "low": low, "high": max(ends)}
             rows.append({**row, "n": ran.n, "notes": notes, **conditions_of(ran.form)})
         return pd.DataFrame(rows).assign(unit="%", origin="measured", interval=CONFIDENCE, **_ESTIMATED)
@@ -171,8 +170,11 @@ class Comparison:
             "rival": rival["form"],
         }
 
-    def finding(self) -> str:
-        """Does planning pay? One sentence of the numbers of `gains`: over the alternatives where all of them ran."""
+    def finding(self, written: Callable[[Estimate, str], tuple[str, str]]) -> str:
+        """Does planning pay? One sentence of the numbers of `gains`: over the alternatives where all of them ran.
+
+        `written`: how an estimate and its interval are written, as `gnnlab.lab.text.with_unit` does on the same page.
+        """
         gains = self.gains()
         gains = gains[gains["value"].notna()].groupby("size", sort=False).tail(1)
         best = gains.loc[gains["value"].idxmax()]
@@ -182,7 +184,7 @@ class Comparison:
         else:
             verdict = "pays" if pays else "does not pay" if loses else "makes no measurable difference"
             said = f"Planning {verdict} at {best['size']}:"
-        value, interval = with_unit(Estimate(*best[["value", "low", "high"]], int(best["n"])), "x")
+        value, interval = written(Estimate(*best[["value", "low", "high"]], int(best["n"])), "x")
         return f"{said} the fastest plan, {best['plan']}, is {value} ({interval}) as fast as {best['rival']}."
 
 

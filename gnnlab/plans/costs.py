@@ -155,7 +155,8 @@ class Costs:
             missing = [n for n in self.layer.numbers if not any(first <= n <= last for first, last in there)]
             words = []
             if missing:
-                words = [f"no times of stages {', '.join(map(str, missing))} at {nodes}x{edges}"]
+                stages = f" of stages {', '.join(map(str, missing))}" if there else ""
+                words = [f"no times{stages} at {nodes}x{edges}"]
             elif any((n, n) not in there for n in self.layer.numbers):
                 words = [f"times of {', '.join(self.layer.label(*block) for block in there)} alone"]
             try:

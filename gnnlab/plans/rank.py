@@ -252,7 +252,7 @@ class Planner:
         Raises:
             GnnlabError: there is no such plan; one of `also` breaks a rule, or a time of it is not known.
         """
-        steps, rows, cores, why = {}, [], {}, ""
+        steps, why = {}, ""
         for plan in self.space.candidates(max_blocks=self.max_blocks, one_device=True):
             try:
                 steps[plan] = device_steps(plan, self.costs, nodes, edges)
@@ -262,12 +262,19 @@ class Planner:
         if not steps:
             lacking = "; ".join(": ".join(each) for each in self.costs.lacking(nodes, edges).items())
             raise GnnlabError(f"no plan of {', '.join(self.costs.devices)} can be costed: {lacking or why}")
-        own = {device for device in self.costs.devices if self.costs.processors[device] != "CPU"}
-        for plan, each in steps.items():
-            cores[plan] = cores_of(each, self.cores, own)
-            ends = [each, *([step._replace(ms=getattr(step, end)) for step in each] for end in ("low_ms", "high_ms"))]
-            ms, low, high = (stream_ms(at_end, cores[plan], self.graphs) / self.graphs for at_end in ends)
-            origin = min((step.origin for step in each), key=LEAST_FIRST.index)
-            rows.append({"ms": ms, "low": np.nanmin([low, ms]), "high": np.nanmax([high, ms]), "origin": origin})
+        cores = {plan: cores_of(each, self.cores, self._own) for plan, each in steps.items()}
+        rows = [self._expected(each, cores[plan]) for plan, each in steps.items()]
         table = pd.DataFrame(rows, pd.Index(steps, dtype=object)).sort_values("ms", kind="stable")
         return Ranking(table, steps, cores)
+
+    @property
+    def _own(self) -> set[str]:
+        """Devices that are no runtime of this CPU."""
+        return {device for device in self.costs.devices if self.costs.processors[device] != "CPU"}
+
+    def _expected(self, steps: Sequence[DeviceStep], cores: Cores) -> dict[str, float | str]:
+        """A row of `Ranking.table`."""
+        ends = [steps, *([step._replace(ms=getattr(step, end)) for step in steps] for end in ("low_ms", "high_ms"))]
+        ms, low, high = (stream_ms(each, cores, self.graphs) / self.graphs for each in ends)
+        origin = min((step.origin for step in steps), key=LEAST_FIRST.index)
+        return {"ms": ms, "low": np.nanmin([low, ms]), "high": np.nanmax([high, ms]), "origin": origin}

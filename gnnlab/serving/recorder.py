@@ -101,6 +101,7 @@ class Recorder:
             if room:
                 self._bytes += held
                 self._queue.append((held, datetime.now(UTC), model_type, state.nodes, decision[:4]))
+        self._metrics.pending.inc()
         if not room:
             self._count(lost=1)
 
@@ -128,7 +129,7 @@ class Recorder:
             self.stored, self.lost = self.stored + stored, self.lost + lost
         self._metrics.recorded.inc(stored)
         self._metrics.unrecorded.inc(lost)
-        self._metrics.pending.set(self.pending)
+        self._metrics.pending.dec(stored + lost)
 
     def _watch(self) -> None:
         """Each second: a connection that hangs is shut, so that the call of the thread fails."""
@@ -153,7 +154,6 @@ class Recorder:
                 with self._lock:
                     self._bytes -= sum(held for held, *_ in batch)
                 self._count(**{"stored" if written else "lost": len(batch)})
-            self._metrics.pending.set(self.pending)
             if len(self._queue) < BATCH or self._failed:
                 self._ending.wait(RETRY_S if self._failed else EVERY_S)  # others may come
 

@@ -21,7 +21,8 @@ from gnnlab import machine
 from gnnlab.child import KEEP_MEMORY, Worker
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.stages.devices import Availability, find, probe_in
-from gnnlab.stages.measure import Config, Record, Settings, ask, record, versions, without_time
+from gnnlab.stages.measure import versions
+from gnnlab.stages.measurement import Config, Record, Settings, ask, record, without_time
 from gnnswap.errors import one_line
 
 try:

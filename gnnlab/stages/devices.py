@@ -31,7 +31,6 @@ Bound = tuple[Callable[[], Any], Callable[[Any], dict[str, np.ndarray]]]
 # the largest error, relative to the largest magnitude, by the precision that a device computes in
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
 PROBE_S = 30.0  # a driver that has not answered by then hangs
-AT_ONCE = 4  # probes
 
 
 @dataclass(frozen=True)
@@ -158,11 +157,10 @@ def tried(names: Iterable[str]) -> dict[str, Device]:
     """
     names = list(names)
     with Worker() as worker:
-        for name in names:
-            if name not in all_devices():
-                answer = worker.call(f"{__name__}:name_in_worker", {"name": name}, timeout_s=PROBE_S)
-                if answer.lost:
-                    answer.get(of=f"device {name}")
+        for name in [name for name in names if name not in all_devices()]:
+            answer = worker.call(f"{__name__}:name_in_worker", {"name": name}, timeout_s=PROBE_S)
+            if answer.lost:
+                answer.get(of=f"device {name}")
     return {name: find(name) for name in names}
 
 
@@ -171,12 +169,12 @@ def probe(names: Iterable[str] | None = None) -> dict[str, Availability]:
     once: one that crashes or hangs is not usable and costs no other."""
     names = list(all_devices() if names is None else names)
 
-    def tried_alone(name: str) -> Availability:
+    def alone(name: str) -> Availability:
         with Worker() as worker:
             return probe_in(worker, name)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(names, pool.map(tried_alone, names), strict=True))
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return dict(zip(names, pool.map(alone, names), strict=True))
 
 
 def probe_in(worker: Worker, name: str, timeout_s: float | None = None) -> Availability:

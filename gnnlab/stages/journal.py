@@ -36,7 +36,7 @@ OUTCOME = ("status", "reason", "samples_ms", "ms", "ms_low", "ms_high", "std_ms"
 OUTCOME += ("runtime_version", "notes")
 ABOUT = ("key", "stage", "processor", "took_s", "written")
 NUMBERS = dict.fromkeys(("ms", "ms_low", "ms_high", "std_ms", "parity_error", "took_s"), float)
-ORDER = ["nodes", "edges", "graph", "fused", "first", "last"]
+ORDER = ["nodes", "edges", "graph", "fused", "first", "last", "device", "key"]
 WITHIN = 0.02  # half-width of an interval over its median
 Record = dict[str, Any]
 
@@ -97,7 +97,7 @@ def read(folder: Path) -> pd.DataFrame:
         fused=frame["first"] != frame["last"],
         n=frame["samples_ms"].map(len),
         within=half <= WITHIN * frame["ms"],
-    ).sort_values(ORDER, kind="stable", ignore_index=True)
+    ).sort_values(ORDER, ignore_index=True)
 
 
 def _row(record: Record) -> dict[str, Any]:

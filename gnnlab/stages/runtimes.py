@@ -22,8 +22,6 @@ from gnnlab.stages.devices import Availability, Bound, Device, Loaded, Values, r
 from gnnswap.errors import one_line
 
 if TYPE_CHECKING:
-    import openvino as ov
-
     from gnnlab.stages.export import Model
 
 CPU, ON_THE_NETWORK = "CPUExecutionProvider", "AzureExecutionProvider"
@@ -52,7 +50,7 @@ def whole_model(device: Device, model: Model | None, first: int, last: int, node
 
 @dataclass(frozen=True)
 class OpenVINODevice(Device):
-    """A plugin of OpenVINO. It reads inputs where they lie, if they can be written to; results are views of its own."""
+    """A plugin of OpenVINO. It reads inputs where they lie; results are views of the memory of its request."""
 
     def probe(self) -> Availability:
         if find_spec("openvino") is None:
@@ -73,9 +71,12 @@ class OpenVINODevice(Device):
         given: dict[str, np.ndarray] = {}  # the request reads them where they lie
 
         def bind(values: Values) -> Bound:
+            import openvino
+
             given.update({name: np.ascontiguousarray(array) for name, array in adapter.inputs(values).items()})
             for port in compiled.inputs:
-                request.set_tensor(port, _tensor(given[port.get_any_name()]))
+                array = given[port.get_any_name()]  # OpenVINO copies what is read-only
+                request.set_tensor(port, openvino.Tensor(array, shared_memory=array.flags.writeable))
             # without share_outputs it would copy every result into a dictionary that nobody reads
             return partial(request.infer, share_outputs=True), outputs
 
@@ -111,7 +112,7 @@ class OnnxRuntimeDevice(Device):
         from gnnlab.stages.padding import InputAdapter
 
         path = whole_model(self, model, first, last, nodes, edges)
-        if self.provider == CPU and threads != 1 and _once(path.stat().st_mtime_ns, _adds_by_scatter_nd, path):
+        if self.provider == CPU and threads != 1 and _adds_by_scatter_nd(path):
             wrong = f"{threads} threads of ONNX Runtime add the updates of ScatterND without a lock: sums are wrong"
             raise Unavailable(f"{wrong}; export it with layout scatter_add, or use one thread")
         session = _once(path.stat().st_mtime_ns, _session, str(path), self.provider, threads)
@@ -176,13 +177,6 @@ def openvino_refuses(processor: str) -> str | None:
         library = re.search(r'Cannot load library "[^"]*": (.*)', str(error))
         cause = re.sub(r"\S*[/\\]", "", library[1]) if library else one_line(error)
         return f"OpenVINO cannot use the {processor}: {cause}"
-
-
-def _tensor(array: np.ndarray) -> ov.Tensor:
-    """In the array's memory where that can be written to, which OpenVINO asks for; else a copy."""
-    import openvino
-
-    return openvino.Tensor(array, shared_memory=array.flags.writeable)
 
 
 @lru_cache(maxsize=32)

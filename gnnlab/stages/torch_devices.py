@@ -93,8 +93,12 @@ class CudaDevice(TorchDevice):
 
     def _modules(self, layer, block, nodes, notes):
         names, module_for = super()._modules(layer, block, nodes, notes)
-        module = copy.deepcopy(module_for({})).to("cuda")
-        return names, lambda values: lambda *tensors: module(*(tensor.to("cuda") for tensor in tensors))
+        module = copy.deepcopy(module_for({})).to(self.where)
+
+        def forward(*tensors: Tensor) -> Any:
+            return module(*(tensor.to(self.where) for tensor in tensors))
+
+        return names, lambda values: forward
 
     def _chip(self) -> str:
         import torch

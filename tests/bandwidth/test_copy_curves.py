@@ -57,13 +57,21 @@ def test_more_bytes_never_take_less_time(times, one, other):
 
 @pytest.mark.parametrize(("size", "ms"), [((1, 2), (1, 0)), ((1, 2), (1, -1)), ((1, 2), (1, np.nan)), ((1,), (1,))])
 def test_a_sweep_of_one_size_or_with_a_time_that_is_none_is_refused(size, ms):
-    with refused("two with times above 0 are needed"):
+    with refused("two above 0 are needed"):
         CopyCurve.fit(pd.DataFrame({"size_bytes": size, "ms": ms, "ms_low": 1, "ms_high": 1, "n": 9}))
 
 
 def test_copies_without_plain_ones_are_refused():
     with refused("no sweep of plain copies"):
         Transfers.fit(copies(BYTES, device="torch:CPU"))
+
+
+def test_a_plain_copy_counts_where_a_device_hands_its_input_on():
+    handed_on = copies(BYTES, device="torch:CPU").assign(ms=0.005, ms_low=0.005, ms_high=0.005)
+    copied = [copies(BYTES), handed_on, copies(BYTES, Truth(gb_s=5), device="openvino:CPU")]
+    transfers = Transfers.fit(pd.concat(copied))
+    assert transfers.through["torch:CPU"] is transfers.plain
+    assert transfers.through["openvino:CPU"].gb_s(1e7)[0] == pytest.approx(5, rel=0.02)
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------

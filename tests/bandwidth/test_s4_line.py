@@ -1,14 +1,18 @@
+from types import SimpleNamespace
+
 import numpy as np
+import pandas as pd
 import pytest
 from one_table import Recorder
 from synthetic_latencies import Truth, latencies
 
 from gnnlab.bandwidth import line
-from gnnlab.bandwidth.line import A_COPY, NO_END, NO_LINE, NONE, NOT_ABOVE_0, S4, s4_studies
+from gnnlab.bandwidth.line import A_COPY, NO_COMPUTE, NO_END, NO_LINE, NOT_ABOVE_0, S4, s4_studies
+from gnnlab.bandwidth.tables import NO_COPIES
 from gnnlab.errors import Untestable
 from gnnlab.stages.sizes import layer_of
 
-ABOUT = {"runs_on": "torch:CPU", "device": "CPU synthetic", "runtime": "1", "precision": "float32", "threads": 1}
+LAYER = layer_of("sage", 500)
 
 
 def s4(moved_bytes, ms):
@@ -21,7 +25,7 @@ def own_bytes(stage, nodes, edges):
 
 def line_of(stage, **changes):
     """S4's line on latencies of a synthetic machine; `moved=own_bytes`: which are by S4's own count of bytes."""
-    table = latencies(layer_of("sage", 500), **changes)
+    table = latencies(LAYER, **changes)
     part = table[table["first"] == stage]
     size = own_bytes(stage, part["nodes"], part["edges"]).to_numpy()
     return line.line(size, part[["ms", "ms_low", "ms_high"]].to_numpy().T, s4)
@@ -52,75 +56,69 @@ def test_a_slope_that_is_not_above_zero_gives_no_bandwidth_and_one_that_may_be_z
 
 # ---- beside measured copies -----------------------------------------------------------------------------------------
 
-
-def lines(*ratios, low=0.999, high=1.001, **changes):
-    """A stage for each ratio: a copy of 10 GB/s, and so many times as much by S4; NaN: its slope is not above 0."""
-    found = []
-    for number, times in enumerate(ratios, 1):
-        gb_s, copy = (10 * times, 10 * times * low, 10 * times * high), (10.0, 10 * low, 10 * high)
-        no_line = NOT_ABOVE_0 if np.isnan(times) else ""
-        each = line.Line(ABOUT | {"stage": f"{number} X"}, gb_s, (1.0,) * 3, 5, no_line, copy, 25, "", (1.0,) * 3, "")
-        here = {name: value[number - 1] if isinstance(value, list) else value for name, value in changes.items()}
-        found.append(each._replace(**here))
-    return found
+ABOUT = {"device": "torch:CPU", "processor": "CPU", "chip": "synthetic", "runtime_version": "1", "threads": 1}
+ABOUT |= {"precision": "float32", "gb_s": 10.0, "gb_s_low": 9.99, "gb_s_high": 10.01, "n": 25, "diagnosis": ""}
 
 
-def recorded(lines, study):
-    lab = Recorder()
-    return lab, lab.record(study, s4_studies(lines)[study], keys=["runs_on", "stage"]).rows
+def studies(*ratios, half=1e-6, intercept_ms=1.0, rest_ms=1.0, layer=LAYER, **changes):
+    """Rows of stages whose copies have 10 GB/s, and so many times as much by S4's line; times are off by +-`half`."""
+    entries, rates = [], []
+    for number, ratio in enumerate(ratios, 1):
+        rates.append(ABOUT | {"number": number, "stage": f"{number} X"} | changes)
+        for nodes, edges in [(1000, 2000), (2000, 5000), (4000, 9000)]:
+            ms = intercept_ms + own_bytes(number, nodes, edges) / (10 * ratio * 1e6)
+            times = {"total_time_ms": ms, "low_ms": ms * (1 - half), "high_ms": ms * (1 + half)}
+            at = {"device": "torch:CPU", "number": number, "nodes": nodes, "edges": edges}
+            entries.append(at | times | {"transfer_time_ms": ms - rest_ms})
+    return s4_studies(SimpleNamespace(entries=pd.DataFrame(entries), rates=pd.DataFrame(rates), layer=layer), s4)
 
 
-def judged(lines, claim="stages.bandwidth"):
-    study = claim.replace("stages.", "") + "_ratio"
-    lab, rows = recorded(lines, study)
+def judged(studies, claim="stages.bandwidth"):
+    study, lab = claim.replace("stages.", "") + "_ratio", Recorder()
+    rows = lab.record(study, studies[study], keys=["runs_on", "stage"]).rows
     lab.summarize(study, "S4", how="median")
     return *lab.judge(claim), rows
 
 
 @pytest.mark.parametrize(
-    ("ratios", "ends", "middle", "verdict"),
+    ("ratios", "half", "middle", "verdict"),
     [
-        ((1.0, 1.0), (0.999, 1.001), 1, "reproduced"),
-        ((10.0, 0.1), (0.999, 1.001), 0.1, "refuted"),  # too high in one stage makes up for no other
-        ((4.0, 0.2, 1.0), (0.999, 1.001), 0.25, "refuted"),
-        ((1.4, 0.7), (0.5, 2.0), None, "inconclusive"),  # noise alone refutes nothing
+        ((1.0, 1.0), 1e-6, 1, "reproduced"),
+        ((10.0, 0.1), 1e-6, 0.1, "refuted"),  # too high in one stage makes up for no other
+        ((4.0, 0.2, 1.0), 1e-6, 0.25, "refuted"),
+        ((1.2, 0.8), 0.25, None, "inconclusive"),  # noise alone refutes nothing
     ],
 )
-def test_the_studys_bandwidth_is_judged_stage_by_stage(ratios, ends, middle, verdict):
-    figure, judgement, _ = judged(lines(*ratios, low=ends[0], high=ends[1]))
-    assert judgement == verdict and (middle is None or figure.estimate.value == pytest.approx(middle))
+def test_the_studys_bandwidth_is_judged_stage_by_stage(ratios, half, middle, verdict):
+    figure, judgement, _ = judged(studies(*ratios, half=half, intercept_ms=0.01, rest_ms=0.01))
+    assert judgement == verdict and (middle is None or figure.estimate.value == pytest.approx(middle, rel=1e-3))
 
 
 def test_where_the_slope_is_not_above_0_there_is_no_bandwidth_and_the_row_says_so():
-    _, rows = recorded(lines(1.0, np.nan), "bandwidth")
-    lacking = [row for row in rows if row.status == "unavailable"]
-    assert [(row.form, row.reason) for row in lacking] == [(S4, NOT_ABOVE_0)]
+    one_of_two = studies(1.0, -1.0)
+    rows = Recorder().record("bandwidth", one_of_two["bandwidth"], keys=["runs_on", "stage"]).rows
+    assert [(row.form, row.reason) for row in rows if row.status == "unavailable"] == [(S4, NOT_ABOVE_0)]
     assert {row.origin.value for row in rows if row.form == A_COPY} == {"interpolated"}
-    figure, _, _ = judged(lines(1.0, np.nan))
-    assert figure.rows[0].notes[0] == "median of 1 cells" and "1 of 2 stages have" in figure.rows[0].notes[1]
+    figure, _, _ = judged(one_of_two)
+    assert figure.rows[0].notes == ["median of 1 cells", "1 of 2 stages have no such ratio"]
     with pytest.raises(Untestable, match="not above 0"):
-        judged(lines(np.nan))
-    open_end = lines(1.0, high=np.nan)  # the slope may be 0
-    row = recorded(open_end, "bandwidth")[1][0]
-    assert row.low is None and "no upper end" in row.notes[0]
+        judged(studies(-1.0))
+    open_end = studies(10.0, half=0.5)  # the slope may be 0
+    assert open_end["bandwidth"]["high"].isna().any() and open_end["bandwidth"]["notes"].iloc[0] == NO_END
     with pytest.raises(Untestable, match=NO_END[-20:]):
         judged(open_end)
 
 
-def test_the_intercept_is_judged_by_the_time_that_remains_behind_a_copy():
-    intercepts, rests = [(2.0, 1.9, 2.1), (-1.0, -2.0, -0.5), (1.0,) * 3], [(2.0,) * 3, (2.0,) * 3, NONE]
-    reasons = ["", "", "no compute time"]
-    stages = lines(1.0, 1.0, 1.0, intercept_ms=intercepts, rest_ms=rests, no_rest=reasons)
-    figure, verdict, rows = judged(stages, "stages.intercept")
-    assert [row.value for row in rows] == [1, 0, None] and rows[0].high == 1
-    assert (rows[1].low, rows[1].high) == (0, 0) and "no compute time" in rows[2].reason
-    assert figure.estimate.value == 0.5 and verdict == "refuted"
-    assert "1 of 3 intercepts are negative" in figure.rows[0].notes
-    assert judged(lines(1.0, 1.0, intercept_ms=(0.5, -1.0, 3.0)), "stages.intercept")[1] == "inconclusive"
+@pytest.mark.parametrize(
+    ("intercept_ms", "rest_ms", "agree", "verdict"), [(1.0, 2.0, 0.5, "refuted"), (-1.0, 2.0, 0.0, "refuted")]
+)
+def test_the_intercept_is_judged_by_the_time_that_remains_behind_a_copy(intercept_ms, rest_ms, agree, verdict):
+    figure, judgement, _ = judged(studies(1.0, 1.0, intercept_ms=intercept_ms, rest_ms=rest_ms), "stages.intercept")
+    assert figure.estimate.value == pytest.approx(agree, abs=1e-3) and judgement == verdict
 
 
-def test_a_layer_or_a_stage_that_the_study_does_not_know_has_no_line():
-    studies = s4_studies(lines(1.0, no_line=NO_LINE, gb_s=NONE, intercept_ms=NONE, sizes=0))
-    assert studies["intercept_ratio"].empty
-    assert set(studies["bandwidth"]["status"]) == {"unavailable", "ok"}
-    assert set(studies["bandwidth_ratio"]["reason"]) == {NO_LINE}
+def test_without_a_rest_or_a_line_there_is_no_ratio_of_compute_times():
+    assert set(studies(1.0, rest_ms=0.0)["intercept_ratio"]["reason"]) == {NO_COMPUTE}
+    assert set(studies(1.0, n=0)["intercept_ratio"]["reason"]) == {NO_COPIES}
+    other = studies(1.0, layer=layer_of("gat", 500))
+    assert other["intercept_ratio"].empty and set(other["bandwidth_ratio"]["reason"]) == {NO_LINE}

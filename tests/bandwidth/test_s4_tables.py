@@ -8,7 +8,7 @@ from synthetic_latencies import DEVICE, SIZES, SMALL, TRUTH, configs, copies, le
 
 from gnnlab.bandwidth import tables
 from gnnlab.bandwidth.copies import PLAIN_COPY
-from gnnlab.bandwidth.line import s4_lines, s4_studies
+from gnnlab.bandwidth.line import s4_studies
 from gnnlab.bandwidth.tables import BANDWIDTH, LOOKUP, S4Tables, read_bandwidth, read_lookup
 from gnnlab.stages import journal
 
@@ -53,7 +53,7 @@ def test_transfer_is_the_measured_copy_and_compute_what_remains(written):
 
 
 def test_the_studys_line_of_measured_stages_is_wrong_where_arithmetic_grows_as_bytes_do(written):
-    studies = s4_studies(s4_lines(written[1], lambda size, ms: np.polyfit(size, ms, deg=1)))
+    studies = s4_studies(written[1], lambda size, ms: np.polyfit(size, ms, deg=1))
     rows = studies["bandwidth"].set_index(["stage", "form"])
     assert rows.loc[("6 TRANSFORM", "S4"), "value"] < rows.loc[("6 TRANSFORM", "measured copy"), "value"] / 2
     assert set(rows["device"]) == {"CPU synthetic"} and len(studies["intercept_ratio"]) == 7
@@ -73,7 +73,7 @@ def test_what_is_to_know_of_the_tables_stands_beside_them(written):
     (device,) = about["devices"]  # the faster of the two
     assert device == rates["devices"][0] and device["device"] == DEVICE and device["chip"] == "synthetic"
     entry = about["entries"]["100,400,CPU,1"]
-    assert list(entry) == ["device", "low_ms", "high_ms", "diagnosis", "origin"] and entry["origin"] == "measured"
+    assert list(entry) == ["device", "origin", "low_ms", "high_ms", "diagnosis"] and entry["origin"] == "measured"
     assert set(rates["entries"]) == {f"CPU_stage{n}" for n in range(1, 8)}
     assert rates["entries"]["CPU_stage1"]["gb_s_low"] < 10 < rates["entries"]["CPU_stage1"]["gb_s_high"]
     for key in set(rates["entries"]) - set(json.loads((written[0] / BANDWIDTH).read_text())):

@@ -55,9 +55,10 @@ def test_a_bad_line_is_answered_by_an_error_line_and_stops_no_other(infer, tmp_p
 
 
 def test_lines_may_end_as_on_windows(infer, tmp_path):
-    (tmp_path / "states.jsonl").write_bytes(b"\r\n".join(GOOD) + b"\r\n")
-    expected = infer(GOOD)[:2]
-    assert infer([b"\r\n".join(GOOD)])[:2] == infer([], "--batch", str(tmp_path / "states.jsonl"))[:2] == expected
+    windows, file = b"\r\n".join(GOOD), tmp_path / "states.jsonl"
+    file.write_bytes(windows)
+    assert infer([windows])[:2] == infer(GOOD)[:2]
+    assert infer([], "--batch", str(file))[:2] == infer(GOOD, "--batch")[:2]
 
 
 def test_batch_without_a_file_reads_standard_input(infer):

@@ -47,13 +47,13 @@ def plan(processes, monkeypatch, tmp_path, command):
 def test_the_plan_is_printed_with_its_reasons(plan):
     code, out, err = plan("--nodes", "40", "--edges", "100")
     words = (
-        f"times of {', '.join(DEVICES)} at 3 sizes, 20x40 to 80x300.",
+        f"times of {', '.join(DEVICES)}; sizes: 3, from 20x40 to 80x300.",
         "40x100: ",
         "Expected",
         "one device",
         "chosen",
     )
-    assert code == 0 and err == "" and all(word in out for word in (*words, "plans of at most 2 blocks were compared."))
+    assert code == 0 and err == "" and all(word in out for word in (*words, "plans of at most 2 blocks were compared"))
     out = plan("--nodes", "4000", "--edges", "9000", "--blocks", "3")[1]
     assert "extrapolated" in out and "take the times with care" in out and "of at most 3 blocks" in out
 

@@ -20,19 +20,18 @@ from gnnlab.lab import claims, discovery, ledger, parameters, results
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 FAST = {"budget_s": 0.01}
-# torch-compiled:CPU compiles every block anew; test_units.py runs it
-UNITS = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU", "simulated:NPU"]
-STAGES = {"features": 64, "sizes": ["200/500", "300/2000"]}  # of notebooks 04 to 06, which read each other's
+# torch-compiled:CPU compiles every block anew; test_devices.py runs it
+DEVICES = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU", "openvino:NPU"]
+STAGES = {"features": 64, "sizes": ["200x500", "300x2000"]}  # of notebooks 04 to 06, which read each other's
 SMALL = {  # beside the quick parameters, by number; forms that claims name stay
     "01": {"graphs": ["symptoms"], "varied": ["nodes", "degrees"], "scaling_nodes": [20, 40, 80, 160], **FAST},
     "02": {"batch_sizes": [1, 32], "sizes": ["1000/1000"], "features": [64], "gat_sizes": ["58/776"], "layers": 1}
     | {"sage_sizes": ["1000/1000"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
     "03": {"rows": 2000, "epochs": 1, "seeds": 2, "fm_batches": [64], "pass_rows": 256, **FAST},
     "04": STAGES | FAST,
-    "05": {"units": UNITS, "race_budget_s": 0.01, **STAGES, **FAST},
-    "06": {"grid": ["250/1000"], "copies_mib": [0.1], "off_grid": 1, "points": 2, **FAST},
-    "07": {"sizes": ["250/1100"], "calibration_sizes": ["230/900"], "drawn": 4, "stream_graphs": 2}
-    | {"top": 1, "budget_s": 0.1, "runtime_size": "250/1050"},
+    "05": {"devices": DEVICES, **STAGES, **FAST},
+    "06": {"fit_sizes": ["250x1000"], "test_sizes": 1, "points": 2, **FAST},
+    "07": {"sizes": ["250x1100"], "stream_graphs": 2, "max_plans": 1, "budget_s": 0.1, "runtime_size": "250x1050"},
     # a goal is for batches of 1024, and the contract names what is not judged
     "08": {"sizes": [10], "states": 20, "nodes": [5, 20], "batch_sizes": [1024], "callers": 4, **FAST},
     "09": {"models": ["my_models:gcn"], "graph": "karate", "layers": ["GCN"], "layer_graphs": ["karate"]}

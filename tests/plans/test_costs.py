@@ -44,7 +44,7 @@ def test_devices_come_in_one_order_and_one_without_times_is_named_with_what_it_l
         assert of.devices == ("openvino:CPU", "fast:CPU", "openvino:NPU")
     assert of.lacking(50, 90) == {
         "fast:CPU": "times of 1-5, 1-7 alone",
-        "openvino:NPU": "no times of stages 1, 2, 3, 4, 5, 6, 7 at 50x90",
+        "openvino:NPU": "no times at 50x90",
     }
     assert of.transfer_ms("fast:CPU", "openvino:CPU", 3) == 6 and of.transfer_ms("fast:CPU", "fast:CPU", 3) == 0
     assert Costs.measured(tmp_path, tmp_path).devices == ("openvino:CPU", "fast:CPU")  # nothing that loads for minutes
@@ -156,7 +156,7 @@ def test_what_the_tables_lack_is_named_by_device(written, capsys):
 def test_sizes_that_are_too_few_to_fit_are_planned_and_no_others(written):
     of = Costs.from_tables(*written(sizes=SIZES[:1]))
     assert not any(block.shared for plan in Planner(of).rank(1000, 1000).table.index for block in plan.blocks)
-    with refused("no plan of CPU, GPU, NPU can be costed: CPU: no times of stages 1, 2, 3, 4, 5, 6, 7 at 1500x1000"):
+    with refused("no plan of CPU, GPU, NPU can be costed: CPU: no times at 1500x1000"):
         Planner(of).rank(1500, 1000)
 
 

@@ -1,8 +1,11 @@
 """What a client sees of a real service on the loopback, with Redis where it is installed."""
 
 import json
+import re
 import shutil
+import socket
 import sqlite3
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -14,7 +17,7 @@ from gnnlab.serving.load import HttpAnswer
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 JSON = {"content-type": "application/json"}
-LIMITS = {"max_body_bytes": 100_000, "max_waiting": 40}
+LIMITS = {"max_body_bytes": 100_000, "max_waiting": 40, "deadline_s": 2, "max_batch": 8}
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +74,10 @@ def test_long_answers_are_compressed_where_the_client_takes_it(http):
     long, short = [S2_STATE] * 20, [S2_STATE]
     assert post(http, "/predict_batch", long).headers["content-encoding"] == "gzip"
     assert "content-encoding" not in post(http, "/predict_batch", short).headers
-    plain = post(http, "/predict_batch", long, **{"accept-encoding": "identity"})
-    assert "content-encoding" not in plain.headers and len(plain.content) > 1000
-    assert plain.json() == post(http, "/predict_batch", long).json()
+    for unwanted in ("identity", "gzip;q=0", "*;q=0.0, br", "gzip; q=0, *"):
+        plain = post(http, "/predict_batch", long, **{"accept-encoding": unwanted})
+        assert "content-encoding" not in plain.headers and len(plain.content) > 1000
+        assert plain.json() == post(http, "/predict_batch", long).json() and plain.headers["vary"] == "accept-encoding"
 
 
 # ---- what is refused
@@ -117,6 +121,116 @@ def test_what_a_web_page_of_another_site_can_send_unasked_is_refused(http, kind)
     assert answer.status_code == 415 and len(answer.json()["error"]) < 200
 
 
+# ---- HTTP as it comes
+
+
+def raw(url, *parts):
+    """What a connection answers to these bytes until it closes or says nothing for a second."""
+    place, answer = urlsplit(url), b""
+    with socket.create_connection((place.hostname, place.port), 10) as connection:
+        connection.settimeout(1)
+        try:
+            for part in parts:
+                connection.sendall(part)
+            while data := connection.recv(65536):
+                answer += data
+        except (TimeoutError, ConnectionError):
+            pass
+    return answer
+
+
+def request(body=GOOD, *headers, line="POST /predict HTTP/1.1"):
+    head = [line, "host: localhost", "content-type: application/json", f"content-length: {len(body)}", *headers]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+OFFER = (
+    "connection: Upgrade, HTTP2-Settings",
+    "upgrade: h2c",
+    "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+)
+
+
+@pytest.mark.parametrize("at", [10, 150, 300, 700])
+def test_an_offer_of_another_protocol_is_answered_in_this_one_with_its_body(url, at):
+    asked = request(GOOD, *OFFER) + request(GOOD, line="POST /predict?model_type=dqn HTTP/1.1")
+    answer = raw(url, asked[:at], asked[at:])
+    assert answer.count(b"HTTP/1.1 200") == 2 and re.findall(rb'"model_type":"(\w+)"', answer) == [b"hybrid", b"dqn"]
+
+
+def test_an_offer_of_a_tunnel_is_a_bad_request(url):
+    assert b" 400 " in raw(url, b"CONNECT localhost:1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+
+
+CHUNKED = (
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+ENDLESS = {
+    "value": (b"GET /health HTTP/1.1\r\nhost: localhost\r\na: ", b"a" * 1000),
+    "headers": (b"GET /health HTTP/1.1\r\nhost: localhost\r\n", b"a: " + b"a" * 95 + b"\r\n"),
+    "path": (b"GET /", b"a" * 1000),
+    "extension": (CHUNKED + b"5;", b"a" * 1000),
+    "trailers": (CHUNKED + b"2\r\n{}\r\n0\r\n", b"a: " + b"a" * 95 + b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_has_no_end_is_given_up(url, kind):
+    place, (begin, more) = urlsplit(url), ENDLESS[kind]
+    with socket.create_connection((place.hostname, place.port), 10) as connection:
+        connection.sendall(begin)
+        sent = 0
+        with pytest.raises(ConnectionError):
+            while sent < 100 << 20:
+                connection.sendall(more * 10)
+                sent += len(more) * 10
+    assert sent < 50 << 20  # what the buffers of the sockets hold
+    assert raw(url, request()).startswith(b"HTTP/1.1 200")
+
+
+def test_a_head_is_refused_by_its_length(url):
+    assert raw(url, request(GOOD, *["a: " + "b" * 1000] * 70)).startswith(b"HTTP/1.1 431")
+    assert raw(url, request(GOOD, *["a: " + "b" * 1000] * 50)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/metrics", "/openapi.json"])
+def test_head_says_what_get_does(http, path):
+    head = http.head(path)
+    assert head.status_code == 200 and head.content == b"" and int(head.headers["content-length"]) > 10
+
+
+HOSTS = [(b"localhost", 200), (b"LOCALHOST:8000", 200), (b"127.0.0.1:1", 200), (b"[::1]:80", 200), (b"[::2]", 421)]
+HOSTS += [(b"evil.example", 421), (b"localhost.evil.example", 421), (b"", 421)]
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_the_host_that_is_asked_for_is_one_of_the_settings(url, host, status):
+    answer = raw(url, b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % host)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_a_request_without_a_host_is_one_of_http_1_0_or_bad(url):
+    assert raw(url, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert raw(url, b"GET /health HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_that_never_comes_ends_with_the_deadline(url):
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), 10) as connection:
+        connection.sendall(request()[:-1])
+        answer = b""
+        while data := connection.recv(65536):  # until it is closed
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 408") and b"the body did not come within 2 s" in answer
+
+
+@pytest.mark.parametrize(("given", "kept"), [("an-id_1", True), ("a b", False), ("é", False), ("x" * 129, False)])
+def test_a_request_has_an_id_which_is_the_clients_where_it_is_plain(http, given, kept):
+    answer = post(http, "/predict", GOOD, **{"x-request-id": given.encode()})
+    own = answer.headers["x-request-id"]
+    assert (own == given) is kept and re.fullmatch(r"[!-~]{1,128}", own)
+
+
 # ---- beside the answers
 
 
@@ -124,6 +238,10 @@ def test_health_says_what_is_there(http):
     assert http.get("/health").json() == {"status": "live"}
     ready = http.get("/health/ready").json()
     assert ready["status"] == "ready" and ready["database"] == "here" and ready["redis"] in ("here", "off")
+    assert ready["waiting"] == 0 and ready["pending"] >= 0 and ready["database_since_s"] < 10
+    answer = post(http, "/predict", GOOD).json()
+    assert re.fullmatch("[0-9a-f]{12}", answer["model_version"])
+    assert ready["model_versions"][answer["model_type"]] == answer["model_version"]
 
 
 def test_the_description_has_every_path_and_an_example_that_is_answered(http):
@@ -132,6 +250,8 @@ def test_the_description_has_every_path_and_an_example_that_is_answered(http):
     for path in ("/predict", "/predict_batch"):
         body = paths[path]["post"]["requestBody"]["content"]["application/json"]
         assert body["schema"] and post(http, path, body["example"]).status_code == 200
+        assert {"200", "408", "413", "415", "421", "422", "431", "500", "503"} <= set(paths[path]["post"]["responses"])
+    assert (body["schema"]["minItems"], body["schema"]["maxItems"]) == (1, 40)
 
 
 def test_metrics_count_what_was_answered(http):
@@ -150,6 +270,11 @@ def test_metrics_count_what_was_answered(http):
     assert grew("requests_refused_total", status="422") == 1
     assert grew("cache_requests_total") == 3 and grew("cache_requests_total", result="hit") >= 1
     assert value(after, "model_memory_bytes", model_type="hybrid") > 10_000
+    version = post(http, "/predict", GOOD).json()["model_version"]
+    assert value(after, "model_info", model_type="hybrid", model_version=version) == 1
+    until(lambda: value(http.get("/metrics").text, "records_pending") == 0)
+    text = http.get("/metrics").text
+    assert value(text, "recorded_total") == value(text, "predictions_total") > 0
 
 
 def test_decisions_and_nodes_reach_the_database(http, database):

@@ -55,14 +55,15 @@ def rows(url, table=predictions):
 
 def recorder_of(url, **given):
     """With counters that add up."""
-    counts = SimpleNamespace(recorded=0, unrecorded=0)
+    counts = SimpleNamespace(recorded=0, unrecorded=0, pending=0)
 
     def counter(name):
-        return SimpleNamespace(inc=lambda by=1: setattr(counts, name, getattr(counts, name) + by))
+        def inc(by=1):
+            setattr(counts, name, getattr(counts, name) + by)
 
-    metrics = SimpleNamespace(
-        recorded=counter("recorded"), unrecorded=counter("unrecorded"), pending=SimpleNamespace(set=lambda value: None)
-    )
+        return SimpleNamespace(inc=inc, dec=lambda by: inc(-by))
+
+    metrics = SimpleNamespace(**{name: counter(name) for name in vars(counts)})
     made = Recorder(url, metrics, {"ppo": "0123456789ab"}, **given)
     made.counts = counts
     return made
@@ -134,7 +135,7 @@ def test_all_that_is_recorded_arrives_before_the_end_and_what_has_no_room_is_cou
     monkeypatch.setattr(recorder, "MOST_BYTES", 50_000)
     made = recorded(url, *[random_state(40, 1)] * 20, started=False)  # else a batch may be on its way already
     assert (made.asked, made.stored, made.lost) == (20, 2, 18)  # 21 kB each
-    assert vars(made.counts) == {"recorded": 2, "unrecorded": 18} and len(rows(url)) == 1002
+    assert vars(made.counts) == {"recorded": 2, "unrecorded": 18, "pending": 0} and len(rows(url)) == 1002
 
 
 def test_decisions_wait_for_a_database_that_is_not_there_yet(tmp_path, monkeypatch):
@@ -171,7 +172,7 @@ def test_a_database_that_refuses_until_the_end_costs_records_and_each_is_counted
 
     made = in_loop(run())
     assert (made.asked, made.stored, made.lost, made.pending) == (301, 1, 300, 0)
-    assert vars(made.counts) == {"recorded": 1, "unrecorded": 300} and len(rows(sqlite_url(file))) == 1
+    assert vars(made.counts) == {"recorded": 1, "unrecorded": 300, "pending": 0} and len(rows(sqlite_url(file))) == 1
 
 
 def test_a_write_that_does_not_come_back_is_away_and_counts_as_pending_at_the_end(file, monkeypatch, caplog):

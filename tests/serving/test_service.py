@@ -1,6 +1,7 @@
 """The service without HTTP: where a batch is computed, what fails fails where it should, and Redis costs no answer."""
 
 import asyncio
+import contextlib
 import threading
 
 import numpy as np
@@ -78,7 +79,54 @@ def test_more_than_may_wait_is_refused_and_leaves_room_again():
     assert len(in_service(body, max_waiting=10)) == 10
 
 
-def test_a_span_is_sent_with_model_type_and_confidence(monkeypatch):
+def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch):
+    monkeypatch.setattr(Service, "_short", lambda service, asked: False)
+
+    async def body(service):
+        gate, passes, predictor = threading.Event(), [], service._predictors["dqn"]
+        decide = predictor.decide
+        monkeypatch.setattr(
+            predictor,
+            "decide",
+            lambda asked, **how: gate.wait(30) and passes.append(len(asked)) or decide(asked, **how),
+        )
+        loop = asyncio.get_running_loop()
+        first = loop.create_task(service.decide("dqn", CHECKED[:1]))
+        full = loop.create_task(service.decide("dqn", CHECKED[:40]))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Refused):
+            await service.decide("dqn", CHECKED[:9])  # another one that is large
+        small = [loop.create_task(service.decide("dqn", [state])) for state in CHECKED[:39]]
+        gate.set()
+        done, _ = await asyncio.wait([full, *small], return_when=asyncio.FIRST_COMPLETED)
+        answers = await asyncio.gather(first, full, *small)
+        return passes, full in done, [len(one) for one in answers]
+
+    passes, full_first, lengths = in_service(body, max_waiting=40, max_batch=8)
+    assert lengths == [1, 40] + [1] * 39 and max(passes) <= 8 and not full_first
+
+
+def test_a_pass_that_hangs_costs_its_requests_a_503_and_the_service_its_readiness(monkeypatch):
+    monkeypatch.setattr(Service, "_short", lambda service, asked: False)
+
+    async def body(service):
+        gate, predictor = threading.Event(), service._predictors["dqn"]
+        decide = predictor.decide
+        monkeypatch.setattr(predictor, "decide", lambda *asked, **how: gate.wait(30) and decide(*asked, **how))
+        for wrong in (service.decide("dqn", CHECKED[:1]), service.parts()):
+            with pytest.raises(Refused) as caught:
+                await wrong
+            assert caught.value.status == 503 and caught.value.headers == [(b"retry-after", b"1")]
+        gate.set()
+        while True:
+            with contextlib.suppress(Refused):
+                return await service.parts(), await service.decide("dqn", CHECKED[:1])
+
+    parts, decisions = in_service(body, deadline_s=0.2)
+    assert parts["waiting"] == 0 and len(decisions) == 1
+
+
+def test_a_span_is_sent_with_model_type_and_confidence_in_the_clients_trace(monkeypatch):
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -88,7 +136,7 @@ def test_a_span_is_sent_with_model_type_and_confidence(monkeypatch):
     monkeypatch.setattr(exporter, lambda _, spans: sent.extend(spans) or SpanExportResult.SUCCESS)
 
     async def body(service):
-        (decision,) = await service.decide("dqn", CHECKED[:1])
+        (decision,) = await service.decide("dqn", CHECKED[:1], f"00-{'a' * 32}-{'b' * 16}-01")
         while not sent:
             await asyncio.sleep(0.02)
         return decision
@@ -97,6 +145,7 @@ def test_a_span_is_sent_with_model_type_and_confidence(monkeypatch):
     assert [(one.name, dict(one.attributes)) for one in sent] == [
         ("predict", {"model_type": "dqn", "confidence": decision.confidence})
     ]
+    assert (f"{sent[0].context.trace_id:x}", f"{sent[0].parent.span_id:x}") == ("a" * 32, "b" * 16)
 
 
 # ---- Redis ----------------------------------------------------------------------------------------------------------
@@ -131,12 +180,53 @@ def test_what_one_process_computed_another_gets_bit_by_bit_for_an_hour(inside, c
     assert 3500 < inside.ttl(keys[0]) <= 3600 and {len(inside.get(key)) for key in keys} == {4 * 3, 4 * 5, 4 * 8}
 
 
-@pytest.mark.parametrize("value", [b"", b"nonsense", bytes(24)])
-def test_an_invalid_value_is_a_miss(inside, cached, value):
+ODD = [np.array([1, odd, 2], "<f4").tobytes() for odd in (np.nan, np.inf, -np.inf)]
+
+
+@pytest.mark.parametrize("value", [b"", b"nonsense", bytes(24), b"odd length", *ODD])
+def test_an_invalid_value_is_a_miss_and_is_written_over(inside, cached, value):
     predictor = cached("ppo")
     expected = predictor.predict(FEW[0])
-    inside.set(inside.keys()[0], value)
-    assert predictor.predict(FEW[0]) == expected
+    (key,) = inside.keys()
+    right = inside.get(key)
+    inside.set(key, value)
+    assert predictor.predict(FEW[0]) == expected and inside.get(key) == right
+
+
+@pytest.mark.parametrize("reply", ["abc", [b"1"], [1, 2, 3], [b"abcd", {}, [1]], {}, 5])
+def test_a_strange_reply_costs_no_answer(cached, monkeypatch, reply):
+    expected, predictor = Predictor("dqn", "cpu").predict_batch(FEW), cached("dqn")
+    monkeypatch.setattr(predictor.cache._redis, "mget", lambda keys: reply)
+    assert predictor.predict_batch(FEW) == expected == predictor.predict_batch(FEW)
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), OverflowError("x"), MemoryError(), redis.RedisError("a\0\x9f\nb")])
+def test_whatever_redis_raises_costs_no_answer_and_leaves_a_plain_line(cached, monkeypatch, caplog, error):
+    expected, predictor = Predictor("dqn", "cpu").predict_batch(FEW), cached("dqn")
+
+    def fails(keys):
+        raise error
+
+    monkeypatch.setattr(predictor.cache._redis, "mget", fails)
+    assert predictor.predict_batch(FEW) == expected and predictor.cache.away
+    assert caplog.messages and all(text.isascii() and text.isprintable() for text in caplog.messages)
+
+
+def test_a_full_redis_is_read_from_and_no_key_is_logged(inside, cached, monkeypatch, caplog):
+    monkeypatch.setattr(shared_cache, "RETRY_S", 60)
+    predictor = cached("hybrid")
+    predictor.predict_batch(FEW[:2])
+    inside.config_set("maxmemory-policy", "noeviction")
+    inside.config_set("maxmemory", 1)
+    try:
+        predictor.predict(FEW[2])
+        assert predictor.cache.away and "reading" not in caplog.text
+        assert "writing" in caplog.text and all(text.isascii() and "scores:" not in text for text in caplog.messages)
+        hits = predictor.hits
+        predictor.predict_batch(FEW[:2])
+        assert predictor.hits == hits + 2
+    finally:
+        inside.config_set("maxmemory", 0)
 
 
 def test_redis_that_dies_and_comes_back_costs_no_answer(redis_server, cached):

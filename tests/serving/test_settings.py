@@ -33,6 +33,14 @@ def test_a_process_gets_all_of_it_by_its_environment(monkeypatch):
         ({"workers": 0}, "workers: 0 given"),
         ({"model_type": "a2c"}, "model_type: 'a2c' given"),
         ({"nonsense": 1}, "nonsense: 1 given"),
+        ({"host": ""}, "host: '' given"),
+        ({"hosts": ""}, "hosts: '' given"),
+        ({"deadline_s": 0}, "deadline_s: 0 given"),
+        ({"redis": "redis://:secret@x/0?timeout=5"}, "redis: none, or a URL redis://"),
+        ({"redis": "redis://:secret@x/0?decode_responses=true"}, "redis: none, or a URL redis://"),
+        ({"database": "postgresql://user:p@secret@y/z"}, "database: none, sqlite:///FILE or postgresql://"),
+        ({"database": "postgresql://user:secret@y/z?nonsense=1"}, "database: none, sqlite:///FILE or postgresql://"),
+        ({"database": "sqlite:///x.sqlite?nonsense=1"}, "database: none, sqlite:///FILE or postgresql://"),
         ({"redis": "http://:secret@x"}, "redis: none, or a URL redis://"),
         ({"redis": "redis://:secret@host:port/0"}, "redis: none, or a URL redis://"),
         ({"database": "mysql://user:secret@x/y"}, "database: none, sqlite:///FILE or postgresql://"),
@@ -48,11 +56,35 @@ def test_a_wrong_setting_is_named_in_one_line_that_shows_no_secret(given, part):
     assert part in text and "\n" not in text and "secret" not in text and "gnnlab serve --help" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("redis", "rediss://:p@host/0?ssl_cert_reqs=none"),
+        ("database", "postgresql://user:p%40s@[::1]:5432/x?sslmode=require"),
+        ("database", "postgresql:///x?host=/var/run"),
+    ],
+)
+def test_options_that_the_libraries_know_are_taken(name, given):
+    assert getattr(configure(**{name: given}), f"{name}_url")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("MAX_BATHC", "did you mean GNNLAB_SERVE_MAX_BATCH"), ("X", "'GNNLAB_SERVE_X'")]
+)
+def test_an_unknown_variable_is_named(monkeypatch, name, part):
+    monkeypatch.setenv(f"GNNLAB_SERVE_{name}", "8")
+    with pytest.raises(GnnlabError, match="no setting of gnnlab serve") as caught:
+        configure()
+    assert part in str(caught.value)
+
+
 def test_the_example_of_several_hosts_sets_what_there_is_and_opens_the_loopback_alone():
     example = yaml.safe_load((Path(__file__).parents[2] / "examples/compose.yaml").read_text(encoding="utf-8"))
     services = example["services"]
-    names = {name.removeprefix(PREFIX).lower() for name in services["service"]["environment"]}
+    given = services["service"]["environment"]
+    names = {name.removeprefix(PREFIX).lower() for name in given if name.startswith(PREFIX)}
     assert names <= set(ServiceSettings.model_fields) and services["service"]["deploy"]["replicas"] == 2
+    assert "$" not in given[f"{PREFIX}DATABASE"]  # no password in a URL, whose signs it may have
     assert all(port.startswith("127.0.0.1:") for one in services.values() for port in one.get("ports", []))
 
 

@@ -1,5 +1,6 @@
 """Devices that misbehave, each is `fake_devices:name`. They compute as torch:CPU does, but for what their name says."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -8,9 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import misbehaving
-import numpy as np
 
-from gnnlab.stages.devices import Availability, run_by
+from gnnlab.stages.devices import Availability
 from gnnlab.stages.torch_devices import TorchDevice
 
 
@@ -30,18 +30,8 @@ class Fake(TorchDevice):
         loaded = super().load(*arguments, **conditions)
         if self.answer is None:
             return loaded
-        calls, torch_s = [], loaded.bind
-
-        def bind(values):
-            call, outputs = torch_s(values)
-
-            def counted():
-                calls.append(None)
-                return call()
-
-            return counted, lambda results: self.answer(len(calls), outputs(results))
-
-        return replace(loaded, run=run_by(bind), bind=bind)
+        numbers = itertools.count(1)
+        return replace(loaded, bind=None, run=lambda values: self.answer(next(numbers), loaded.run(values)))
 
 
 def fake(act=misbehaving.behave, answer=None, processor="CPU"):
@@ -58,8 +48,6 @@ raises, chatters, runs_out_of_memory = map(fake, (misbehaving.fail, misbehaving.
 lies = fake(answer=lambda number, results: off_by_one(results))
 wrong_later = fake(answer=lambda number, results: off_by_one(results) if number > 1 else results)
 sometimes_wrong = fake(answer=lambda number, results: off_by_one(results) if number % 5 == 0 else results)
-gives_nan = fake(answer=lambda number, results: {name: array * np.nan for name, array in results.items()})
-gives_nothing = fake(answer=lambda number, results: {})
 crashes_later = fake(answer=lambda number, results: misbehaving.crash() if number > 3 else results)
 
 

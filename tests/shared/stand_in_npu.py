@@ -2,18 +2,17 @@
 
 from dataclasses import dataclass
 
-from gnnlab.units.openvino_units import OpenVINOUnit
-from gnnlab.units.unit import Availability
+from gnnlab.stages.devices import Availability, find
+from gnnlab.stages.runtimes import OpenVINODevice
 
 
 @dataclass(frozen=True)
-class StandIn(OpenVINOUnit):
+class StandIn(OpenVINODevice):
     def probe(self):
-        return Availability(True, device="a stand-in", version="of the CPU plugin")
+        return Availability(True, chip="a stand-in", version="of the CPU plugin")
 
     def load(self, *arguments, **conditions):
-        cpu = OpenVINOUnit("openvino:CPU", "CPU", "openvino", "openvino")
-        return cpu.load(*arguments, **(conditions | {"precision": "float32"}))
+        return find("openvino:CPU").load(*arguments, **(conditions | {"precision": "float32"}))
 
 
 def make():

@@ -4,7 +4,7 @@ import numpy as np
 
 from gnnlab.stages import journal
 from gnnlab.stages.devices import Availability
-from gnnlab.stages.measure import Config, Settings, record, without_time
+from gnnlab.stages.measurement import Config, Settings, record, without_time
 
 TORCH, ORT, FAST, GPU, NPU = "torch:CPU", "onnxruntime:CPU", "fast:CPU", "openvino:GPU", "openvino:NPU"
 
@@ -22,7 +22,7 @@ def outcome(ms, half=0.01, **changes):
 
 
 def missing(status="unavailable", reason="no such device", **changes):
-    return without_time(status, reason) | {"precision": "float32", "chip": "", "runtime_version": ""} | changes
+    return without_time(status, reason, **changes)
 
 
 def leave(folder, *answers, conditions=None, took_s=0.5):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from refusals import refused
 
 from gnnlab.errors import Unavailable
@@ -173,6 +174,18 @@ def test_a_wrong_converter_is_caught_on_the_graph_that_shows_it(tmp_path, monkey
     monkeypatch.setitem(converters.EXPORTERS, "onnx", positive)
     made = export(LAYER, 2, 2, exporter="onnx", folder=tmp_path)
     assert made.status == WRONG and "large negative numbers only" in made.reason
+
+
+def test_a_model_nearer_to_the_exact_sum_than_torch_is_right(exported, monkeypatch):
+    (made,) = find(exported[0], "sage", 6, 3, 3, "onnx")
+    star = torch.ones(2, 300_000, dtype=torch.int64)
+    values = {name: value.numpy() for name, value in LAYER.trace(torch.full((2, 6), 0.1), star).items()}
+    exact = np.zeros_like(values["sums"], dtype=np.float64)
+    np.add.at(exact, star[1].numpy(), values["messages"].astype(np.float64))
+    assert np.abs(values["sums"] - exact).max() > 1e-5 * exact.max()  # torch's own rounding
+    monkeypatch.setattr(exporting, "check_graphs", lambda *_: {"a star": values})
+    monkeypatch.setattr(exporting, "_loaded", lambda *_: lambda arrays: [exact.astype(np.float32)])
+    assert exporting.check(made, made.path, LAYER).ready
 
 
 def test_checks_use_another_graph_than_the_traced_one_with_all_that_is_awkward():

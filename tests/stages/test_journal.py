@@ -12,7 +12,8 @@ from refusals import refused
 from synthetic_sweep import FAST, GPU, NPU, TORCH, Working, config, leave, missing, outcome
 
 from gnnlab.stages import journal
-from gnnlab.stages.measure import record, run
+from gnnlab.stages.measure import run
+from gnnlab.stages.measurement import record
 
 FILES = ("checkpoint_cpugpu.json", "checkpoint_npu.json", "raw_measurements.json")
 

@@ -14,9 +14,10 @@ from synthetic_sweep import NPU, TORCH, Working, config, missing, outcome
 
 from gnnlab.child import Worker
 from gnnlab.measure import timing
-from gnnlab.stages import journal, measure, sizes
+from gnnlab.stages import journal, measure, measurement, sizes
 from gnnlab.stages.devices import Availability, Loaded
-from gnnlab.stages.measure import Config, LocalDevices, Settings, ask, measure_one, run
+from gnnlab.stages.measure import LocalDevices, run
+from gnnlab.stages.measurement import Config, Settings, ask, measure_one
 from gnnlab.stages.sizes import Size
 
 SMALL = Config("sage", 6, 11, 30, 1, 5, TORCH)
@@ -102,7 +103,7 @@ def test_what_is_not_right_before_and_after_it_is_timed_is_wrong_and_keeps_no_ti
     """Fault 1: a device that turned wrong from its second call on was measured."""
     taken, real = [], timing.measure
     monkeypatch.setattr(timing, "measure", lambda *form, **how: taken.append(1) or real(*form, **how))
-    monkeypatch.setattr(measure, "find", lambda name: Faulty(act))
+    monkeypatch.setattr(measurement, "find", lambda name: Faulty(act))
     found = measure_one(SMALL, QUICK)
     assert (found["status"], found["samples_ms"], found["ms"]) == ("wrong", [], None) and bool(taken) == timed
     assert re.search(words, found["reason"]), found["reason"]
@@ -112,7 +113,7 @@ def test_what_is_not_right_before_and_after_it_is_timed_is_wrong_and_keeps_no_ti
 @pytest.mark.parametrize(("threads", "calls"), [(1, 2), (2, 13)])
 def test_the_calls_that_are_compared_run_under_the_recorded_threads(monkeypatch, threads, calls):
     device = Faulty(lambda number, values, right: right)
-    monkeypatch.setattr(measure, "find", lambda name: device)
+    monkeypatch.setattr(measurement, "find", lambda name: device)
     monkeypatch.setattr(timing, "measure", lambda call, budget_s: timing.Timing((1.0,)))
     assert measure_one(replace(SMALL, threads=threads), QUICK)["status"] == "measured"
     assert (device.calls, device.threads) == (calls, threads)
@@ -124,7 +125,7 @@ def test_a_device_that_is_wrong_in_some_calls_is_refused_each_time_with_two_thre
     def sometimes(number, values, right):
         return {name: array + (number > 1 and draw.random() < 0.6) for name, array in right.items()}
 
-    monkeypatch.setattr(measure, "find", lambda name: Faulty(sometimes))
+    monkeypatch.setattr(measurement, "find", lambda name: Faulty(sometimes))
     found = Counter(measure_one(replace(SMALL, threads=2), QUICK)["status"] for _ in range(5))
     assert found == {"wrong": 5}
 
@@ -190,7 +191,7 @@ def worker():
 def test_what_a_device_does_to_its_process_costs_its_own_measurement_alone(worker, device, limit_s, status, reason):
     known = replace(SMALL, device=TORCH)
     asked = {"config": asdict(replace(SMALL, device=f"fake_devices:{device}")), "settings": asdict(QUICK)}
-    answer = worker.call("gnnlab.stages.measure:measure_in_child", asked, timeout_s=limit_s)
+    answer = worker.call("gnnlab.stages.measurement:measure_in_child", asked, timeout_s=limit_s)
     found = answer.value if answer.status == "done" else {"status": "failed", "reason": answer.reason}
     found["status"] = "timeout" if answer.status == "timeout" else found["status"]
     assert found["status"] == status and found["reason"].startswith(reason)
@@ -229,11 +230,11 @@ def test_the_whole_chain_on_real_devices(tmp_path, monkeypatch):
     sys.modules.pop("my_device", None)
 
 
-def test_a_device_that_is_not_here_has_its_reason_in_every_measurement():
+def test_a_device_that_is_not_here_has_its_reason_in_every_measurement(tmp_path):
     with LocalDevices([], Settings()) as local:
         local.available["openvino:GPU"] = Availability(False, "no GPU", "a driver")
-        (answer,) = local([config(device="openvino:GPU")])
-    assert (answer["outcome"]["status"], answer["outcome"]["reason"]) == ("unavailable", "no GPU; what helps: a driver")
+        (row,) = run(tmp_path, [config(device="openvino:GPU")], local).frame.to_dict("records")
+    assert (row["status"], row["reason"], row["n"]) == ("unavailable", "no GPU; what helps: a driver", 0)
 
 
 # ---- a sweep, on made-up devices

@@ -78,7 +78,7 @@ def test_the_gain_is_over_the_fastest_by_every_other_round_and_needs_the_alterna
 )
 def test_the_finding_is_one_sentence_of_the_numbers_in_the_table_of_gains(races, others, control, words):
     lab = recorded(*races, others=others and every_alternative(*others), control=control)
-    said = lab.compared.finding()
+    said = lab.compared.finding(with_unit)
     assert words in said and said.count(". ") == 0 and said.endswith(".")
     values = [with_unit(row.estimate, "x") for row in lab.study("plan_gain").rows if row.status == "ok"]
     assert any(f"is {value} ({interval}) as fast as" in said for value, interval in values)
