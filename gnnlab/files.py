@@ -6,13 +6,10 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from gnnswap.errors import quoted
 
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # how NFS and Lustre refuse flock
-MADE_FROM = "made_from.json"  # in a folder of `made_once`: its key
 
 
 def write_atomically(path: Path, write: Callable[[Any], None], mode: str = "w") -> None:
@@ -110,25 +106,3 @@ def digest(*parts: Any) -> str:
             text = part if isinstance(part, bytes) else json.dumps(part, **compact).encode()
             total.update(hashlib.sha256(text).digest())
     return total.hexdigest()[:32]
-
-
-def made_once(place: Path, key: Mapping[str, Any], build: Callable[[Path], None], *, anew: bool = False) -> float:
-    """Fill the folder `place` by `build(empty folder)`, unless it is there and was made from the same `key` (JSON).
-
-    Returns the seconds that it took, 0 where it was there. With `anew` it is built in any case. It is put in place by
-    renaming: a kill leaves a whole folder or none.
-    """
-    made_from = json.loads(json.dumps(key))
-    with suppress(OSError, ValueError):
-        if not anew and json.loads((place / MADE_FROM).read_text(encoding="utf-8")) == made_from:
-            return 0.0
-    start = time.perf_counter()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".making-", ignore_cleanup_errors=True) as name:
-        fresh = Path(name) / "made"
-        fresh.mkdir()
-        build(fresh)
-        write_json(fresh / MADE_FROM, made_from)
-        shutil.rmtree(place, ignore_errors=True)
-        fresh.rename(place)
-    return time.perf_counter() - start

@@ -4,7 +4,6 @@ import errno
 import math
 import multiprocessing
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -70,24 +69,6 @@ def test_a_file_system_without_locks_is_no_hindrance_and_is_named(tmp_path, monk
     monkeypatch.setattr("fcntl.flock", flock)
     with files.locked(tmp_path, "measures into"):
         assert "has no locks; run one process at a time there" in capsys.readouterr().err
-
-
-# ---- made once
-
-
-def test_a_folder_is_made_again_where_its_key_has_changed_and_a_kill_halfway_leaves_none(tmp_path):
-    dies = "import os, pathlib; from gnnlab.files import made_once; "
-    dies += "made_once(pathlib.Path('killed'), {}, lambda folder: os._exit(9))"
-    assert subprocess.run([sys.executable, "-c", dies], cwd=tmp_path, check=False).returncode == 9
-    assert not (tmp_path / "killed").exists()
-    place, made = tmp_path / "models/a", 0
-    first, same, other = {"kind": 1, "sizes": (1, 2)}, {"sizes": [1, 2], "kind": 1}, {"kind": 2}
-    for key, anew, again in ((first, False, True), (same, False, False), (other, False, True), (other, True, True)):
-        made += again
-        text = str(made)
-        seconds = files.made_once(place, key, lambda to, text=text: (to / "m.bin").write_text(text), anew=anew)
-        assert (seconds > 0) == again and (place / "m.bin").read_text() == text
-    assert list(place.parent.iterdir()) == [place]
 
 
 def test_a_digest_tells_values_and_contents_apart_and_not_the_order_of_keys(tmp_path):

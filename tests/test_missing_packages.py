@@ -22,9 +22,9 @@ for command in json.loads(sys.argv[1]):
         code = cli.main(command)
     print(json.dumps([code, out.getvalue(), err.getvalue()]))
 """
-UNITS = ["units"]
+DEVICES = ["devices"]
 INFER = ["infer", "--device", "cpu", "--batch", "examples/states.jsonl"]
-CLUSTER = ["stages", "--measure", "--cluster", "tcp://127.0.0.1:9", "--sizes", "10/20", "--units", "torch:CPU"]
+CLUSTER = ["stages", "--measure", "--cluster", "tcp://127.0.0.1:9", "--sizes", "10x20", "--devices", "torch:CPU"]
 SERVE = ["serve", "--redis", "redis://127.0.0.1:9/0"]
 EXTRAS = "IPython papermill nbformat nbconvert matplotlib pyarrow bleach bs4 openvino onnx onnxruntime onnxscript"
 EXTRAS += " msgspec cachetools safetensors fastapi uvicorn redis sqlalchemy prometheus_client pydantic_settings"
@@ -51,7 +51,7 @@ def commanded(without, commands, folder):
     [("openvino", "openvino:CPU"), ("onnxruntime onnx onnxscript", "onnxruntime:CPU"), ("uvloop", None)],
 )
 def test_what_does_without_a_package_answers_the_same(without, missing, tmp_path):
-    (code, listed, _), answered = commanded(without, [UNITS, INFER], tmp_path)
+    (code, listed, _), answered = commanded(without, [DEVICES, INFER], tmp_path)
     assert code == 0 and answered[0] == 0, answered[2]
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in listed.splitlines()]
     usable = {row[0]: row[1] for row in rows if len(row) > 1}

@@ -200,8 +200,9 @@ def _name(state: Any, problem: str) -> str:
     """ "node 'a': " of the node to which the path leads that msgspec puts behind a problem; "" where none is found."""
     path = re.search(r" - at `\$\.nodes\[(\d+)\][.\w]*`$", problem[-LONGEST:])
     try:
+        place = int(path[1])
         read = _names.decode(state) if isinstance(state, bytes) else msgspec.convert(state, Names)
-        return f"node {quoted(read.nodes[int(path[1])].node_id)}: "
+        return f"node {quoted(read.nodes[place].node_id)}: "
     except Exception:  # no path, no id, no JSON behind the problem, another list of that name: it goes without
         return ""
 

@@ -241,34 +241,3 @@ def _fields(ax: Axes, shades: pd.DataFrame, words: pd.DataFrame, **look: Any) ->
     ax.tick_params(length=0, labelsize=7.5)
     ax.spines[:].set_visible(False)
     return ax.collections[0]
-
-
-# ---- plans ----------------------------------------------------------------------------------------------------------
-
-NARROW = 0.018  # of the axis: a shorter bar has no number on it
-
-
-@styled
-def gantt(chart: pd.DataFrame) -> Figure:
-    """When each unit works on which graph: one panel above the other, bars with the number of the graph.
-
-    `chart`: panel, unit, graph, start_ms, end_ms, origin. What was not measured is hatched and its panel starred.
-    """
-    last = chart.groupby("panel", sort=False)["end_ms"].max()
-    title = f"{chart['graph'].nunique()} graphs: " + ", ".join(f"{name} {ms:.3g} ms" for name, ms in last.items())
-    chart = style.prepared(chart).assign(length=chart["end_ms"] - chart["start_ms"])
-    lanes, width = list(chart["unit"].unique()), chart["end_ms"].max()
-    looks, height = style.looks(sorted(lanes)), 1.7 + 0.34 * len(lanes) * len(last)
-    box = {"boxstyle": "round,pad=0.12", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8}
-    fig, grid = style.new_figure(title, height, nrows=len(last), ncols=1, sharex=True, squeeze=False)
-    for ax, (name, of_panel) in zip(grid.flat, chart.groupby("panel", sort=False), strict=True):
-        for (unit, origin), part in of_panel.groupby(["unit", "_origin"], sort=False):
-            lane, look = [lanes.index(unit)] * len(part), style.bar(looks[unit][0], origin)
-            drawn = ax.barh(lane, part["length"], 0.74, left=part["start_ms"], **look)
-            numbers = part["graph"].astype(str).where(part["length"] > NARROW * width, "")
-            ax.bar_label(drawn, numbers, label_type="center", fontsize=7, bbox=box)
-        style.categories(ax, lanes, range(len(lanes)), len(lanes) - 1)
-        ax.set_xlim(0, width * 1.01)
-        ax.set_title(f"{name}{STAR * any(of_panel['_origin'] != Origin.MEASURED)}", fontsize=8.5, loc="left")
-    ax.set_xlabel("time (ms); a bar is a graph, by its number")
-    return fig

@@ -110,4 +110,4 @@ def _scores(value: Any) -> np.ndarray | None:
 
 def _plain(error: Exception) -> str:
     """One line of printable ASCII."""
-    return one_line(error).encode("ascii", "backslashreplace").decode()
+    return ascii(one_line(error))[1:-1]

@@ -1,8 +1,11 @@
 """No answer is wrong, lost or somebody else's, whatever dies meanwhile."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +13,7 @@ import threading
 from functools import partial
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 import pytest
 from asking import CLIENTS, STATES, ask_all, get, served, together, value
@@ -74,6 +78,63 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
         assert not psutil.wait_procs(workers, timeout=120)[1]  # the new one may still be starting
 
 
+def test_until_the_sockets_close_it_answers_is_not_ready_and_sends_clients_elsewhere():
+    with served(database="none", drain_s=1) as (url, _, server), httpx.Client(base_url=url, trust_env=False) as http:
+        assert http.get("/health/ready").status_code == 200
+        server.should_exit = True
+        until(lambda: http.get("/health/ready").status_code == 503)
+        answer = http.post("/predict", json=STATES[0])
+        assert answer.status_code == 200 and answer.headers["connection"] == "close"
+
+
+def test_as_many_requests_as_fit_make_it_not_ready_and_end_with_their_deadline(monkeypatch):
+    monkeypatch.setattr("gnnlab.serving.app.MOST_REQUESTS", 2)
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
+    with served(database="none", deadline_s=2) as (url, _, _), contextlib.ExitStack() as open_ones:
+        for _ in range(2):
+            one = open_ones.enter_context(socket.create_connection(("127.0.0.1", urlsplit(url).port)))
+            one.sendall(head)
+        until(lambda: httpx.get(f"{url}/health/ready", trust_env=False).status_code == 503)
+        assert httpx.post(f"{url}/predict", json=STATES[0], trust_env=False).status_code == 503
+        until(lambda: httpx.get(f"{url}/health/ready", trust_env=False).status_code == 200)
+
+
+def serve(*words, **variables):
+    command = [sys.executable, "-m", "gnnlab", "serve", "--port", "0", *words]
+    environment = {**os.environ, "GNNLAB_SERVE_DATABASE": "none", "GNNLAB_SERVE_DRAIN_S": "0", **variables}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_start_that_fails_ends_the_process_and_says_so(tmp_path, workers):
+    (tmp_path / "sitecustomize.py").write_text(
+        "from gnnlab.workloads import edge_allocator\n"
+        "def weights(kind): raise ValueError('no weights today')\n"
+        "edge_allocator.weights = weights\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    with serve("--workers", workers, PYTHONPATH=path) as process:
+        _, logged = process.communicate(timeout=100)
+    assert process.returncode not in (0, None) and "no weights today" in logged
+
+
+@pytest.mark.skipif(os.name != "posix", reason="these ends are signals")
+@pytest.mark.parametrize(("number", "workers", "host"), [("SIGHUP", "1", "127.0.0.1"), ("SIGTERM", "2", "::1")])
+def test_a_signal_ends_it_in_order_and_its_last_lines_say_what_became_of_each_decision(tmp_path, number, workers, host):
+    words = ("--workers", workers, "--host", host, "--database", f"sqlite:///{tmp_path}/decisions.sqlite")
+    with serve(*words) as process:
+        url = process.stdout.readline().split()[3]
+        assert urlsplit(url).hostname == host
+        until(lambda: not refuses((host, urlsplit(url).port)))
+        assert httpx.post(f"{url}/predict", json=STATES[0], trust_env=False).status_code == 200
+        process.send_signal(getattr(signal, number))
+        _, logged = process.communicate(timeout=60)
+    assert process.returncode == 0
+    line = r"\d{4}-\d\d-\d\d [\d:,]+ INFO \d+ decisions for the database: (\d), (\d) stored, 0 lost, 0 pending"
+    ends = re.findall(line, logged)
+    assert len(ends) == int(workers) and sorted(ends)[-1] == ("1", "1")
+
+
 OWNER = """
 import sys, time
 from pathlib import Path
@@ -97,5 +158,5 @@ def test_services_end_with_the_process_that_started_them_however_that_ends(tmp_p
 
 
 def refuses(address):
-    with socket.socket() as client:
+    with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as client:
         return client.connect_ex(address) != 0

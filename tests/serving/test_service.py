@@ -88,7 +88,7 @@ def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch)
         monkeypatch.setattr(
             predictor,
             "decide",
-            lambda asked, **how: gate.wait(30) and passes.append(len(asked)) or decide(asked, **how),
+            lambda asked, **how: gate.wait(30) and (passes.append(len(asked)), decide(asked, **how))[1],
         )
         loop = asyncio.get_running_loop()
         first = loop.create_task(service.decide("dqn", CHECKED[:1]))

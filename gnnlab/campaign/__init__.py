@@ -1,1 +1,0 @@
-"""Every stage measured on every unit, each cell in a process that may die, with nothing lost."""

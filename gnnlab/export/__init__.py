@@ -1,1 +1,0 @@
-"""A layer's stages as models of other runtimes, each checked before it counts."""

@@ -1,1 +1,0 @@
-"""Which unit should run which stages, and carrying it out."""
