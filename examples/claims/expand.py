@@ -2,7 +2,7 @@
 
 from gnnlab.workloads import graphs, models
 
-encoder = models.build("symptom_gat", graphs.of_size("58/776", 64)).model.eval()
+encoder = models.build("symptom_gat", graphs.of_size("58x776", 64)).model.eval()
 
 
 def before(batch):

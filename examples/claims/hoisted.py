@@ -8,7 +8,7 @@ import copy
 from gnnlab.optimize.steps import constant_output
 from gnnlab.workloads import graphs, models
 
-before = models.build("symptom_gat", graphs.of_size("58/776", 64)).model.eval()
+before = models.build("symptom_gat", graphs.of_size("58x776", 64)).model.eval()
 after = constant_output(copy.deepcopy(before), 32)
 inputs = {"batch_size": 32}
 claim = "at least 5x"

@@ -86,8 +86,8 @@ def root() -> Path:
         if (folder / "notebooks" / f"{NAMES[0]}.ipynb").is_file() and (folder / "params/quick").is_dir():
             return folder
     raise GnnlabError(
-        f"no folder at or above {start} holds notebooks/{NAMES[0]}.ipynb and params/quick; change to a copy of gnnlab's "
-        "repository, which notebooks need (swap, optimize, profile, check, devices, infer and serve work anywhere)"
+        f"no folder at or above {start} holds notebooks/{NAMES[0]}.ipynb and params/quick; change to a clone "
+        "of gnnlab, which notebooks need (swap, optimize, profile, check, devices, infer and serve work anywhere)"
     )
 
 

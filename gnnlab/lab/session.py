@@ -1,7 +1,7 @@
 """What a notebook uses: its parameters, the calls that measure and record, figures, verdicts, and the file at its end.
 
     lab = Lab("02_optimize_gnn", globals())
-    gat = lab.race("gat_layer", {"PyG": conv, "gnnlab": fast}, over={"58/776": {"x": x, "edge_index": edges}})
+    gat = lab.race("gat_layer", {"PyG": conv, "gnnlab": fast}, over={"58x776": {"x": x, "edge_index": edges}})
     gat.plot()
     lab.verdicts()
     lab.finish()                                  # a folder in 02_optimize_gnn of the outputs folder

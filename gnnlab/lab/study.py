@@ -91,7 +91,7 @@ class Study:
 
     @property
     def title(self) -> str:
-        """The name for a reader, and what `only` selected: "Gat layer, size 58/776"."""
+        """The name for a reader, and what `only` selected: "Gat layer, size 58x776"."""
         chosen = {text.plain(name): wanted for name, wanted in self._selected.items() if name != "status"}
         selected = "".join(f", {name} {text.words_of(wanted)}" for name, wanted in chosen.items())
         return f"{self.label[:1].upper()}{self.label[1:]}{selected}"

@@ -1,8 +1,8 @@
 """The one table: every number of the lab is a row, with its samples beside it.
 
     table = Table()
-    table.put(Row(study="gat_layer", keys={"size": "58/776"}, form="PyG", ...), samples=[1.22, 1.25, ...])
-    table.select("gat_layer", where={"size": "58/776"})
+    table.put(Row(study="gat_layer", keys={"size": "58x776"}, form="PyG", ...), samples=[1.22, 1.25, ...])
+    table.select("gat_layer", where={"size": "58x776"})
     table.samples_of(row)                     # (n,), of a race one a round
 
 A benchmarked variant, an epoch, an executed plan, a prediction, a count: all have these fields. No field has a default
@@ -94,7 +94,7 @@ class Row(Strict):
 
     @property
     def label(self) -> str:
-        """For a reader: "gat_layer, 58/776: PyG"."""
+        """For a reader: "gat_layer, 58x776: PyG"."""
         return ", ".join([self.study, *map(str, self.keys.values())]) + f": {self.form}"
 
     def get(self, name: str) -> Any:

@@ -140,7 +140,7 @@ def named(key: str, value: Any) -> str:
 
 
 def cell_name(row: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The name of a cell: "1000/1000, features 64"."""
+    """The name of a cell: "1000x1000, features 64"."""
     return ", ".join(named(key, row[key]) for key in keys if key in row)
 
 

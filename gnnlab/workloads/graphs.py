@@ -181,14 +181,14 @@ def _from_pyg(spec: str, folder: Path) -> Data:
 
 
 def of_size(size: str, features: int) -> Data:
-    """A graph of "nodes/edges", as in "1000/10000": x (N, features) standard normal, edge_index (2, E) at random.
+    """A graph of nodes x edges, as in "1000x10000": x (N, features) standard normal, edge_index (2, E) at random.
 
-    "58/776" is the symptom graph. Raises `GnnlabError`, in one line, for a text that is no size.
+    "58x776" is the symptom graph. Raises `GnnlabError`, in one line, for a text that is no size.
     """
-    nodes, slash, edges = size.partition("/")
-    if not slash:
-        raise GnnlabError(f"size {quoted(size)}: write nodes/edges, as in 1000/10000")
-    graph = load("symptoms" if size == "58/776" else f"random:nodes={nodes},edges={edges},features=1,seed=42")
+    nodes, cross, edges = size.partition("x")
+    if not cross:
+        raise GnnlabError(f"size {quoted(size)}: write nodes x edges, as in 1000x10000")
+    graph = load("symptoms" if size == "58x776" else f"random:nodes={nodes},edges={edges},features=1,seed=42")
     x = torch.randn(graph.num_nodes, features, generator=torch.Generator().manual_seed(0))
     return Data(x=x, edge_index=graph.edge_index, num_nodes=graph.num_nodes, name=size)
 

@@ -20,7 +20,7 @@ from gnnlab.lab.table import Table, row
 def table(study="gat_layer"):
     """A row with samples, one without, and one that could not be measured."""
     made = Table()
-    put(made, study, {"size": "58/776"}, "PyG", [1.0, 2.0, 3.0] * 3)
+    put(made, study, {"size": "58x776"}, "PyG", [1.0, 2.0, 3.0] * 3)
     made.put(*counted(study, parameters=4))
     absent = {"status": "unavailable", "reason": "no CUDA", "origin": "measured", "unit": "ms", "better": "lower"}
     made.put(row(study=study, form="cuda", **TORCH, **absent))

@@ -38,7 +38,7 @@ def cells():
     rows = []
     for unit, factor in (("torch", 1.0), ("npu", 0.5)):
         for stage, time in (("GATHER", 0.01), ("UPDATE", 5.0)):
-            for size in ("10/20", "100/200"):
+            for size in ("10x20", "100x200"):
                 keys = {"stage": stage, "size": size}
                 rows.append({"form": unit, "keys": keys, "value": time * factor * (10 if size[2] == "0" else 1)})
     rows[-1] |= {"origin": "simulated"}
@@ -100,7 +100,7 @@ def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
     assert [text.get_text() for text in drawn(measured, "cells-scatter")[0].legends[0].texts] == ["a", "b"]
     with pytest.raises(GnnlabError, match="no key or field 'gib'; its keys: mib"):
         measured.scatter(x="gib", y="value")
-    with pytest.raises(GnnlabError, match=r"size is no number \('10/20'\)"):
+    with pytest.raises(GnnlabError, match=r"size is no number \('10x20'\)"):
         cells().plot("value", x="size")
 
 
@@ -136,7 +136,7 @@ def test_only_keeps_rows_by_key_and_field_and_says_so():
     measured = cells()
     part = measured.only(stage="UPDATE").only(form=["torch"])
     assert [row.value for row in part.rows] == [5.0, 50.0] and len(part.frame) == 2
-    assert part.finding() == "Cells, stage UPDATE, form torch: from 5.0 ms (10/20) to 50 ms (100/200)"
+    assert part.finding() == "Cells, stage UPDATE, form torch: from 5.0 ms (10x20) to 50 ms (100x200)"
     part.plot("value")
     assert list(measured._lab.figures) == ["cells-UPDATE-torch"]
     assert not measured.only(stage="nothing").rows
@@ -156,7 +156,7 @@ def test_nothing_measured_is_said_and_not_drawn():
     assert study().finding() == "Cells: nothing was measured" and len(study().tabulated()) == 1
 
 
-def raced(form, ratio, *, size="10/20", baseline="slow", half=0.02, **fields):
+def raced(form, ratio, *, size="10x20", baseline="slow", half=0.02, **fields):
     """A row of a race at a size, `ratio` times as fast as its baseline."""
     ends = {"ratio": ratio, "ratio_low": ratio - half, "ratio_high": ratio + half}
     return {"form": form, "keys": {"size": size}, "value": 1.0 / ratio, "baseline": baseline, **ends, **fields}
@@ -222,7 +222,7 @@ def test_what_has_no_number_is_neither_drawn_nor_compared_and_its_reason_is_list
 
 
 def test_a_table_and_a_map_name_the_one_baseline():
-    rows = [FAST, raced("fast", 2.0, size="100/200")]
+    rows = [FAST, raced("fast", 2.0, size="100x200")]
     measured = study(*rows)
     assert "over slow" in measured.tabulated().columns
     measured.heat(row="form", column="size", panel="baseline")

@@ -7,7 +7,7 @@ from table_rows import TORCH
 from gnnlab.errors import GnnlabError
 from gnnlab.lab.table import Table, row
 
-GOOD = TORCH | {"study": "gat_layer", "keys": {"size": "58/776"}, "form": "gnnlab", "unit": "ms", "better": "lower"}
+GOOD = TORCH | {"study": "gat_layer", "keys": {"size": "58x776"}, "form": "gnnlab", "unit": "ms", "better": "lower"}
 GOOD |= {"origin": "measured", "statistic": "median", "interval": "95 % confidence"}
 GOOD |= {"value": 1.0, "low": 0.9, "high": 1.1, "n": 7}
 

@@ -25,8 +25,8 @@ DEVICES = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:C
 STAGES = {"features": 64, "sizes": ["200x500", "300x2000"]}  # of notebooks 04 to 06, which read each other's
 SMALL = {  # beside the quick parameters, by number; forms that claims name stay
     "01": {"graphs": ["symptoms"], "varied": ["nodes", "degrees"], "scaling_nodes": [20, 40, 80, 160], **FAST},
-    "02": {"batch_sizes": [1, 32], "sizes": ["1000/1000"], "features": [64], "gat_sizes": ["58/776"], "layers": 1}
-    | {"sage_sizes": ["1000/1000"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
+    "02": {"batch_sizes": [1, 32], "sizes": ["1000x1000"], "features": [64], "gat_sizes": ["58x776"], "layers": 1}
+    | {"sage_sizes": ["1000x1000"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
     "03": {"rows": 2000, "epochs": 1, "seeds": 2, "fm_batches": [64], "pass_rows": 256, **FAST},
     "04": STAGES | FAST,
     "05": {"devices": DEVICES, **STAGES, **FAST},

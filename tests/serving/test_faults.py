@@ -105,17 +105,26 @@ def serve(*words, **variables):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_start_that_fails_ends_the_process_and_says_so(tmp_path, workers):
-    (tmp_path / "sitecustomize.py").write_text(
-        "from gnnlab.workloads import edge_allocator\n"
-        "def weights(kind): raise ValueError('no weights today')\n"
-        "edge_allocator.weights = weights\n"
-    )
+NO_WEIGHTS = """
+from gnnlab.workloads import edge_allocator
+def weights(kind): raise ValueError("no weights today")
+edge_allocator.weights = weights
+"""
+NO_CODE = """
+import sys
+sys.modules["gnnlab.serving.service"] = None  # importing it raises
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "broken", "part"), [("1", NO_WEIGHTS, "no weights today"), ("2", NO_CODE, "gnnlab.serving.service")]
+)
+def test_a_start_that_fails_ends_the_process_and_says_so(tmp_path, workers, broken, part):
+    (tmp_path / "sitecustomize.py").write_text(broken)
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     with serve("--workers", workers, PYTHONPATH=path) as process:
         _, logged = process.communicate(timeout=100)
-    assert process.returncode not in (0, None) and "no weights today" in logged
+    assert process.returncode not in (0, None) and part in logged
 
 
 @pytest.mark.skipif(os.name != "posix", reason="these ends are signals")
