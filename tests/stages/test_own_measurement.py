@@ -30,5 +30,5 @@ def test_an_own_measurement_has_the_stages_and_the_values_of_the_journal(tmp_pat
 
 def test_it_is_independent_of_what_it_checks():
     text = Path(own_measurement.__file__).read_text(encoding="utf-8")
-    assert "stages.measure" not in text.split("\"\"\"")[2] and "gnnlab.measure" not in text
+    assert "stages.measure" not in text.split('"""')[2] and "gnnlab.measure" not in text
     assert all(size in {s[:2] for s in sizes.read(["study"])} for size in own_measurement.SIZES)
