@@ -1,4 +1,4 @@
-"""The time of moving bytes, by measured copies over a sweep of sizes: plain ones, and through each device.
+"""The time of moving bytes, by measured copies over a sweep of sizes: plain ones, and through devices.
 
     curve = CopyCurve.fit(table)                  # size_bytes, ms, ms_low, ms_high, n of copies
     curve.ms(3e6); curve.gb_s(3e6)                # between measured sizes; NaN where launch or noise hide it
@@ -32,20 +32,18 @@ IDENTITY, STAGE = "sage", 2
 NODES = 2  # of the graph of a copy, which the identity does not look at
 LEAST_BYTES = 4096
 PLAIN_COPY = f"{__name__}:plain_copy"  # as a device's name
-HANDED_ON = 0.1  # of a plain copy's time: what takes less is no copy
 WIDEST = 0.2  # a bandwidth is known where the half-width of its interval is less than this share of it
-HIDDEN = "hidden by launch time or noise at this size"
 _DRIFT = 0.015  # by which two medians differ from one minute to the next, in addition to their intervals
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CopyCurve:
-    """ms of a copy by bytes, never less for more of them. `n`: samples of the size that has the fewest."""
+    """ms of a copy by bytes, never less for more of them, as arrays (sizes,). `n`: the fewest samples of a size."""
 
-    size_bytes: tuple[float, ...]
-    at_ms: tuple[float, ...]
-    low_ms: tuple[float, ...]
-    high_ms: tuple[float, ...]
+    size_bytes: np.ndarray
+    at_ms: np.ndarray
+    low_ms: np.ndarray
+    high_ms: np.ndarray
     n: int
 
     @classmethod
@@ -53,27 +51,24 @@ class CopyCurve:
         """Of copies of two or more sizes: size_bytes, ms, ms_low, ms_high, n. `GnnlabError`: fewer, or a time of 0."""
         from scipy.optimize import isotonic_regression
 
-        sweep = table[["size_bytes", "ms", "ms_low", "ms_high"]].astype(float).groupby("size_bytes").median()
-        size, (ms, low, high) = sweep.index.to_numpy(), sweep.to_numpy().T
-        if len(sweep) < 2 or not (sweep > 0).all(axis=None):
+        sweep = table.sort_values("size_bytes")[["size_bytes", "ms", "ms_low", "ms_high"]].to_numpy(float)
+        size, ms, low, high = sweep.T
+        if len(sweep) < 2 or not (sweep > 0).all():
             raise GnnlabError(f"copies of {len(sweep)} sizes took {quoted(ms.tolist())} ms; two above 0 are needed")
         rising = isotonic_regression(ms, weights=1 / ms**2).x
-        columns = (size, rising, rising * low / ms, rising * high / ms)  # each interval keeps its own width
-        return cls(*(tuple(column.tolist()) for column in columns), int(table["n"].min()))
+        return cls(size, rising, rising * low / ms, rising * high / ms, int(table["n"].min()))  # as wide as measured
 
     @property
     def launch_ms(self) -> float:
         """The time of the smallest copy, which hardly moves anything."""
-        return self.at_ms[0]
+        return float(self.at_ms[0])
 
-    def ms(self, size_bytes: float, times: tuple[float, ...] | None = None) -> float:
-        """Straight between measured sizes; below them the launch, beyond them at the mean bandwidth of the largest."""
-        times = times or self.at_ms
-        last, end = self.size_bytes[-1], times[-1]
-        if size_bytes > last:
-            start = min(times[0], end)
-            return start + (end - start) * size_bytes / last
-        return float(np.interp(size_bytes, self.size_bytes, times))
+    def ms(self, size_bytes: float, times: np.ndarray | None = None) -> float:
+        """Straight between measured sizes; below them the launch, beyond them at the mean bandwidth of the largest.
+        `times`: the low or high ends instead."""
+        times = self.at_ms if times is None else times
+        beyond = max(0.0, size_bytes / self.size_bytes[-1] - 1) * max(0.0, times[-1] - times[0])
+        return float(np.interp(size_bytes, self.size_bytes, times) + beyond)
 
     def moving_ms(self, moved_bytes: float) -> float:
         """ms for reading and writing so many bytes in all, without the launch."""
@@ -93,7 +88,7 @@ class CopyCurve:
 
 @dataclass(frozen=True)
 class Transfers:
-    """Plain copies, and copies through the devices that have the identity (`through`)."""
+    """Plain copies, and copies through those devices that copy (`through`)."""
 
     plain: CopyCurve
     through: Mapping[str, CopyCurve]
@@ -102,17 +97,17 @@ class Transfers:
     def fit(cls, copies: pd.DataFrame) -> Transfers:
         """Of copies by device (`PLAIN_COPY` is one): the columns of `CopyCurve.fit`, and device.
 
-        torch's identity hands its input on and copies nothing: there a plain copy counts.
-
         Raises:
             GnnlabError: there are no plain copies of two sizes, or a time is not above 0.
         """
-        curves = {name: CopyCurve.fit(part) for name, part in copies.groupby("device", sort=False) if len(part) > 1}
-        if PLAIN_COPY not in curves:
+        through = {name: CopyCurve.fit(part) for name, part in copies.groupby("device", sort=False) if len(part) > 1}
+        if PLAIN_COPY not in through:
             raise GnnlabError("no sweep of plain copies; notebook 06 and gnnlab stages --analyze measure one")
-        plain = curves.pop(PLAIN_COPY)
-        least_ms = HANDED_ON * plain.at_ms[-1]
-        return cls(plain, {name: curve if curve.at_ms[-1] > least_ms else plain for name, curve in curves.items()})
+        return cls(through.pop(PLAIN_COPY), through)
+
+    def of(self, device: str) -> CopyCurve:
+        """Copies through a device; plain ones where it has none of its own."""
+        return self.through.get(device, self.plain)
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
@@ -142,26 +137,30 @@ def sweep_sizes(measured: pd.DataFrame, points: int) -> list[int]:
     """Edges of the copies: from 4 KiB to the most that a measurement reads and writes, evenly in logarithms."""
     features = int(measured["features"].iloc[0])
     layer, row_bytes = layer_of(measured["layer"].iloc[0], features), 4 * features
-    moved = [layer.block(r.first, r.last).bytes_moved(r.nodes, r.edges) for r in measured.itertuples()]
-    least, most = max(LEAST_BYTES, row_bytes), max(max(moved) / 2, 4 * LEAST_BYTES, 4 * row_bytes)
-    edges = np.maximum(1, np.rint(np.geomspace(least, most, points) / row_bytes))
-    return [int(number) for number in np.unique(edges)]
+    moved = max(layer.block(r.first, r.last).bytes_moved(r.nodes, r.edges) for r in measured.itertuples())
+    least = max(LEAST_BYTES, row_bytes)
+    sizes = np.geomspace(least, max(moved / 2, 4 * least), points)
+    return np.unique(np.rint(sizes / row_bytes).astype(int)).tolist()
 
 
 def copy_configs(like: Config, sweep: Sequence[int], names: Sequence[str], models: Path) -> list[Config]:
-    """The identity at each size, plain and on each device, exported where one runs models; some devices refuse it."""
-    layer = layer_of(IDENTITY, like.features)
-    for device in map(devices.find, names):
-        if device.exporter in (None, HANDBUILT):  # which only sums
+    """The identity at each size, plain and on each device that copies, exported where one runs models.
+
+    torch's stage 2 on the CPU hands its input on, and what is built by hand only sums: there a plain copy counts.
+    """
+    layer, through = layer_of(IDENTITY, like.features), []
+    for name, device in zip(names, map(devices.find, names), strict=True):
+        if device.exporter == HANDBUILT or (device.runtime, device.processor) == ("torch", "CPU"):
             continue
+        through.append(name)
         for size in [(NODES, edges) for edges in sweep] if device.static_shapes else [None]:
-            export(layer, STAGE, STAGE, exporter=device.exporter, folder=models, size=size)
+            if device.exporter:
+                export(layer, STAGE, STAGE, exporter=device.exporter, folder=models, size=size)
     copy = replace(like, layer=IDENTITY, first=STAGE, last=STAGE, nodes=NODES)
-    return [replace(copy, edges=edges, device=name) for edges in sweep for name in (PLAIN_COPY, *names)]
+    return [replace(copy, edges=edges, device=name) for edges in sweep for name in (PLAIN_COPY, *through)]
 
 
 def copies_of(measured: pd.DataFrame) -> pd.DataFrame:
-    """Measured copies with size_bytes and mib, by device and size."""
+    """Measured copies with size_bytes and mib."""
     size_bytes = 4 * measured["edges"] * measured["features"]
-    copies = measured.assign(size_bytes=size_bytes, mib=(size_bytes / 2**20).round(4))
-    return copies[copies["ms"].notna()].sort_values(["device", "size_bytes"], kind="stable", ignore_index=True)
+    return measured.assign(size_bytes=size_bytes, mib=(size_bytes / 2**20).round(4))[measured["ms"].notna()]

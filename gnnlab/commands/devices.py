@@ -30,7 +30,7 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         about = ("processor", "runtime", "precisions", "static_shapes", "exporter")
         of = {name: {key: getattr(device, key) for key in about} for name, device in chosen.items()}
-        show(json_text([{"device": name, **of[name], **found[name].to_json()} for name in chosen]))
+        show(json_text([{"device": name, **of[name], **vars(found[name])} for name in chosen]))
         return 0
     rows = [(n, "yes" if a.usable else "no", a.why or a.chip, a.remedy or "", a.version) for n, a in found.items()]
     columns = ("device", "usable", "chip, or why not", "what it needs", "version")

@@ -116,6 +116,11 @@ class Costs:
         return cls(layer, names, predictor, copy_ms, dict(zip(names, names, strict=True)), separate, known, notes)
 
     @property
+    def accelerators(self) -> set[str]:
+        """The devices that need no core of the CPU."""
+        return {device for device in self.devices if self.processors[device] != "CPU"}
+
+    @property
     def sizes(self) -> list[tuple[int, int]]:
         """The (nodes, edges) at which there are times of these devices."""
         fitted = self.predictor.measured if self.predictor else {}

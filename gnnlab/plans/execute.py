@@ -21,7 +21,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from gnnlab.errors import GnnlabError, ParityError
 from gnnlab.plans.costs import Costs, Span
 from gnnlab.plans.plans import Block, Plan
 from gnnlab.plans.processes import DeviceProcesses, signal_to, wait_for
-from gnnlab.plans.rank import Cores, block_of, calls_of, last_full_stage, window
+from gnnlab.plans.rank import Cores, block_of, cores_of, device_steps, last_full_stage, window
 from gnnlab.stages import devices
 from gnnlab.stages.export import model_for
 from gnnlab.stages.measure import Config
@@ -82,7 +81,7 @@ class Executor(AbstractContextManager):
     """A plan on its devices, for streams of graphs of one size. `cores`: of each device, as a ranking has them.
 
     Raises:
-        GnnlabError: a device cannot run its block, or there is no memory to share.
+        GnnlabError: a time of the plan is not known, a device cannot run its block, or there is no memory to share.
     """
 
     def __init__(
@@ -96,28 +95,22 @@ class Executor(AbstractContextManager):
     ) -> None:
         self.plan, self.layer, self.cases, self.processes = plan, costs.layer, list(cases), processes
         self.key = f"plan{next(_keys)}"
+        steps = device_steps(plan, costs, *cases[0].size)
+        cores = cores or cores_of(steps, len(_CORES), costs.accelerators)
         names = {name for block in plan.blocks for name in block_of(self.layer, block.first, block.last).writes}
         values = {name: self.layer.values[name] for name in names}
         room = {name: torch.zeros(value.shape(*cases[0].size), dtype=value.dtype) for name, value in values.items()}
         self._slots = [_shared(room) for _ in range(window(len(plan.blocks)))]
-        cores = cores or {device: place for place, device in enumerate(plan.devices)}
         requests, graphs, folder = {}, [case.graph for case in cases], None if models is None else str(models)
-        for place, block in enumerate(plan.blocks):
-            for device in block.devices:
-                spans = calls_of(costs, device, block.first, block.last, block.shared)
-                task = Task(
-                    device, self.layer.name, self.layer.features, plan.blocks, place, spans, folder, cores[device]
-                )
-                requests[device] = (_open, self.key, task, graphs, self._slots)
+        for place, device, *_, calls, _ in steps:
+            spans, layer = tuple(call[1:3] for call in calls), (self.layer.name, self.layer.features)
+            task = Task(device, *layer, plan.blocks, place, spans, folder, cores[device])
+            requests[device] = (_open, self.key, task, graphs, self._slots)
         processes.ask(requests)
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         if self.processes.running:
             self.processes.ask(dict.fromkeys(self.plan.devices, (_close, self.key)))
-        self._slots = []
 
     def run(self, count: int) -> np.ndarray:
         """Send `count` graphs through, in turn; the result of the last, (N, F').
@@ -164,8 +157,7 @@ def _shared(tensors: Tensors) -> Tensors:
 # ---- in the process of a device --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """What a device does in a plan. `place`: of its block; `spans`: its calls; `core`: a number, or a device's name."""
 
     device: str
@@ -176,10 +168,6 @@ class Task:
     spans: tuple[Span, ...]
     models: str | None
     core: int | str
-
-    @property
-    def block(self) -> Block:
-        return self.blocks[self.place]
 
     def others(self, step: int) -> list[str]:
         """The devices of the block so many places on, without this one; the first block comes after the last."""
@@ -197,31 +185,27 @@ def _open(key: str, task: Task, graphs: Sequence[Tensors], slots: Sequence[Tenso
 
 
 def _close(key: str) -> None:
-    for part in _opened.pop(key, (None, []))[1]:
+    for part in _opened.pop(key)[1]:
         for call in part.calls:
             call.close()
 
 
 def _stream(key: str, numbers: Sequence[int]) -> None:
     """This device's part of a stream of graphs, by their numbers."""
-    if key not in _opened:
-        raise GnnlabError("its process was replaced since; open the plan again")
     task, parts, slots = _opened[key]
-    first, last = task.place == 0, task.place == len(task.blocks) - 1
+    first, last, before, after = task.place == 0, task.place == len(task.blocks) - 1, task.others(-1), task.others(1)
     if isinstance(task.core, int):
         pin(_CORES[task.core % len(_CORES)])
     for place, number in enumerate(numbers):
         if not first or place >= len(slots):
-            for device in task.others(-1):
-                wait_for(device)
+            wait_for(before)
         try:
             parts[number].run(slots[place % len(slots)])
         except Exception as error:
-            stages = f"{task.block.first}-{task.block.last}"
+            stages = f"{task.blocks[task.place].first}-{task.blocks[task.place].last}"
             raise GnnlabError(f"failed at graph {place} of the stream (stages {stages}): {one_line(error)}") from None
         if not last or place + len(slots) < len(numbers):
-            for device in task.others(1):
-                signal_to(device)
+            signal_to(after)
 
 
 def pin(core: int) -> None:
@@ -251,36 +235,34 @@ class _Part:
     rows that it writes; those of other nodes are dropped behind the calls that compute all rows."""
 
     def __init__(self, task: Task, x: np.ndarray, edge_index: np.ndarray) -> None:
-        self.layer, self.block = layer_of(task.layer, task.features), task.block
-        self.own, full = slice(None), 0
-        if self.block.shared:
-            until = last_full_stage(self.layer, self.block.first, self.block.last)
+        block, self.layer = task.blocks[task.place], layer_of(task.layer, task.features)
+        self.block, self.own, full = block_of(self.layer, block.first, block.last), slice(None), 0
+        if block.shared:
+            until = last_full_stage(self.layer, block.first, block.last)
             full = sum(span[0] <= until for span in task.spans)
             into = np.bincount(edge_index[1], minlength=len(x)) if until else np.ones(len(x))
-            rows = split(into, self.block.ratios[0])
-            self.own = slice(0, rows) if task.device == self.block.devices[0] else slice(rows, len(x))
+            rows = split(into, block.ratios[0])
+            self.own = slice(0, rows) if task.device == block.devices[0] else slice(rows, len(x))
             if until:
                 edges = np.flatnonzero((self.own.start <= edge_index[1]) & (edge_index[1] < self.own.stop))
                 # runtimes refuse graphs without edges: one of another part, whose row is dropped
                 edge_index = np.ascontiguousarray(edge_index[:, edges if len(edges) else [0]])
         self.given = {"x": x, "edge_index": edge_index}  # some devices look at x for the number of nodes
         device, self.calls = devices.find(task.device), []
-        for place, span in enumerate(task.spans):
+        for place, (first, last) in enumerate(task.spans):
             size = {"nodes": len(x) if place < full else len(x[self.own]), "edges": edge_index.shape[1]}
-            config = Config(task.layer, task.features, **size, first=span[0], last=span[1], device=task.device)
-            model = model_for(device, config, task.models)
+            config = Config(task.layer, task.features, **size, first=first, last=last, device=task.device)
             options = {**size, "threads": 1, "precision": device.computes_in("float32")}
-            self.calls.append(device.load(self.layer, *span, model, **options))
+            self.calls.append(device.load(self.layer, first, last, model_for(device, config, task.models), **options))
         self.steps = [call.run for call in self.calls]
-        if self.block.shared:
+        if block.shared:
             self.steps.insert(full, self._own_rows)
 
     def run(self, slot: Mapping[str, np.ndarray]) -> None:
-        block = block_of(self.layer, self.block.first, self.block.last)
-        values = {name: slot[name] for name in block.reads if name in slot} | self.given
+        values = {name: slot[name] for name in self.block.reads if name in slot} | self.given
         for step in self.steps:
             values |= step(values)
-        for name in block.writes:
+        for name in self.block.writes:
             slot[name][self.own] = values[name]
 
     def _own_rows(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

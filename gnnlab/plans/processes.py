@@ -4,7 +4,7 @@
         processes.ask({"fast:CPU": (os.getpid,), "openvino:CPU": (os.getpid,)})      # both at once
 
 No device shares an interpreter, an allocator or a pool of threads with another. A function in a device's process lets
-another device go on (`signal_to`), and waits until another lets it (`wait_for`): a semaphore for each pair.
+others go on (`signal_to`), and waits until they let it (`wait_for`): a semaphore for each pair.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import permutations
 from multiprocessing import get_context
@@ -29,12 +29,20 @@ _here: dict[str, Any] = {}  # in a device's process: its device, and the semapho
 
 
 class DeviceProcesses(AbstractContextManager):
-    """A spawned process for each device. Where one fails, dies or hangs (`timeout_s` for a request), all end; the next
-    request starts new ones."""
+    """A spawned process for each device. Where one fails, dies or hangs (`timeout_s` for a request), all end."""
 
-    def __init__(self, devices: Iterable[str], timeout_s: float = TIMEOUT_S) -> None:
-        self.devices, self.timeout_s = tuple(dict.fromkeys(devices)), timeout_s
+    def __init__(self, devices: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s, context = timeout_s, get_context("spawn")
+        # they are gone from the system with the last name that this process has for them
+        self._turns = {pair: context.Semaphore(0) for pair in permutations(devices, 2)}
         self._processes: dict[str, tuple[Any, Connection]] = {}
+        with patch.dict(os.environ, worker_environment(OMP_NUM_THREADS="1")):  # which processes that start inherit
+            for device in devices:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(device, theirs, self._turns), daemon=True)
+                process.start()
+                self._processes[device] = process, ours
+                theirs.close()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -49,10 +57,10 @@ class DeviceProcesses(AbstractContextManager):
         Raises:
             GnnlabError: a function raised, a process died, or one gave no answer in time; all processes have ended.
         """
+        if not self.running:
+            raise GnnlabError(f"the processes of {', '.join(requests)} have ended; start others by DeviceProcesses")
         answers, until = {}, time.monotonic() + self.timeout_s
         try:
-            if not self.running:
-                self._start()
             for device, request in requests.items():
                 with suppress(ConnectionError):  # of a process that is gone: its answer says so
                     self._processes[device][1].send(request)
@@ -68,24 +76,11 @@ class DeviceProcesses(AbstractContextManager):
 
     def close(self) -> None:
         """End all processes at once."""
-        for process, _ in self._processes.values():
-            process.kill()
         for process, requests in self._processes.values():
+            process.kill()
             process.join()
             requests.close()
         self._processes = {}
-
-    def _start(self) -> None:
-        context = get_context("spawn")
-        # they are gone from the system with the last name that this process has for them
-        self._turns = {pair: context.Semaphore(0) for pair in permutations(self.devices, 2)}
-        with patch.dict(os.environ, worker_environment(OMP_NUM_THREADS="1")):  # which processes that start inherit
-            for device in self.devices:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(device, theirs, self._turns), daemon=True)
-                process.start()
-                self._processes[device] = process, ours
-                theirs.close()
 
     def _answer(self, device: str) -> Any:
         process, requests = self._processes[device]
@@ -99,14 +94,16 @@ class DeviceProcesses(AbstractContextManager):
         return value
 
 
-def wait_for(device: str) -> None:
-    """Wait until another device lets this one go on."""
-    _here["turns"][device, _here["device"]].acquire()
+def wait_for(devices: Iterable[str]) -> None:
+    """Wait until each of these lets this device go on."""
+    for device in devices:
+        _here["turns"][device, _here["device"]].acquire()
 
 
-def signal_to(device: str) -> None:
-    """Let another device go on."""
-    _here["turns"][_here["device"], device].release()
+def signal_to(devices: Iterable[str]) -> None:
+    """Let each of these go on."""
+    for device in devices:
+        _here["turns"][_here["device"], device].release()
 
 
 def _serve(device: str, requests: Connection, turns: Mapping[tuple[str, str], Any]) -> None:
@@ -115,13 +112,11 @@ def _serve(device: str, requests: Connection, turns: Mapping[tuple[str, str], An
     end_with_parent()
     os.dup2(2, 1)  # what drivers print gets into nobody's output
     _here.update(device=device, turns=turns)
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):
+        while True:
             function, *arguments = requests.recv()
-        except (EOFError, ConnectionError):
-            return
-        try:
-            answer = True, function(*arguments)
-        except BaseException as error:  # whatever a runtime or the user's code raises belongs to its request
-            answer = False, one_line(error)
-        requests.send(answer)
+            try:
+                answer = True, function(*arguments)
+            except BaseException as error:  # whatever a runtime or the user's code raises belongs to its request
+                answer = False, one_line(error)
+            requests.send(answer)

@@ -3,7 +3,7 @@
     ranking = Planner(costs, graphs=16, max_blocks=2).rank(nodes=4000, edges=9000)
     ranking.table                 # ms a graph by plan, low, high, origin; best first, plans of one device among them
     ranking.chosen; ranking.near(within=1.2, most=6)
-    ranking.steps[plan]           # what each device does for a graph: its calls, ms
+    device_steps(ranking.chosen, costs, 4000, 9000)      # what each device does for a graph: its calls, ms
 
 A device runs a block as one call where that was measured, else as the fewest measured calls that make it up. Devices
 that share a graph read the whole x; each has a range of the target nodes and the edges into them, in their ratios. Rows
@@ -21,10 +21,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,12 +34,10 @@ from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.plans.costs import HOST, LEAST_FIRST, Call, Costs, Span
 from gnnlab.plans.plans import RATIOS, Block, Plan, Space
-from gnnlab.workloads.staged import EDGES
-
-if TYPE_CHECKING:
-    from gnnlab.workloads.staged import StageBlock, StagedLayer
+from gnnlab.workloads.staged import EDGES, StagedLayer
 
 Cores = Mapping[str, int | str]  # of each device; a GPU or an NPU is its own
+block_of = lru_cache(maxsize=256)(StagedLayer.block)  # a block is a module: made once
 
 
 class DeviceStep(NamedTuple):
@@ -52,12 +51,6 @@ class DeviceStep(NamedTuple):
     high_ms: float = 0.0
     calls: tuple[Call, ...] = ()
     origin: str = ""
-
-
-@lru_cache(maxsize=256)
-def block_of(layer: StagedLayer, first: int, last: int) -> StageBlock:
-    """The stages `first`..`last` as a module, made once."""
-    return layer.block(first, last)
 
 
 @lru_cache(maxsize=256)
@@ -169,8 +162,8 @@ def cores_of(steps: Sequence[DeviceStep], cores: int, own: Collection[str] = ())
     return places
 
 
-def stream_ms(steps: Sequence[DeviceStep], cores: Cores, graphs: int) -> float:
-    """ms from the first of so many graphs that enters to the last that leaves."""
+def stream_ms(steps: Sequence[DeviceStep], cores: Cores, graphs: int, end: str = "ms") -> float:
+    """ms from the first of so many graphs that enters to the last that leaves; `end`: of times, ms|low_ms|high_ms."""
     last, devices = steps[-1].block, Counter(step.block for step in steps)
     free = dict.fromkeys(cores.values(), 0.0)  # ms from which on each core is free
     finished: dict[tuple[int, int], list[float]] = defaultdict(list)  # ms, by graph and block
@@ -188,7 +181,7 @@ def stream_ms(steps: Sequence[DeviceStep], cores: Cores, graphs: int) -> float:
     while waiting:
         place = min(waiting, key=start)
         start_ms, graph, _ = start(place)
-        free[cores[steps[place].device]] = end_ms = start_ms + steps[place].ms
+        free[cores[steps[place].device]] = end_ms = start_ms + getattr(steps[place], end)
         finished[graph, steps[place].block].append(end_ms)
         waiting[place] = graph + 1
         if graph + 1 == graphs:
@@ -201,10 +194,9 @@ def stream_ms(steps: Sequence[DeviceStep], cores: Cores, graphs: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Plans at one size, best first. `table`, by plan: ms a graph, low, high, origin. `steps`, `cores`: of each."""
+    """Plans at one size, best first. `table`, by plan: ms a graph, low, high, origin. `cores`: of each plan."""
 
     table: pd.DataFrame
-    steps: Mapping[Plan, tuple[DeviceStep, ...]]
     cores: Mapping[Plan, Cores]
 
     @property
@@ -252,29 +244,22 @@ class Planner:
         Raises:
             GnnlabError: there is no such plan; one of `also` breaks a rule, or a time of it is not known.
         """
-        steps, why = {}, ""
+        steps = {}
         for plan in self.space.candidates(max_blocks=self.max_blocks, one_device=True):
-            try:
+            with suppress(GnnlabError):  # `Costs.lacking` says what is not known
                 steps[plan] = device_steps(plan, self.costs, nodes, edges)
-            except GnnlabError as error:
-                why = why or str(error)
         steps |= {self.space.check(plan): device_steps(plan, self.costs, nodes, edges) for plan in also}
         if not steps:
             lacking = "; ".join(": ".join(each) for each in self.costs.lacking(nodes, edges).items())
-            raise GnnlabError(f"no plan of {', '.join(self.costs.devices)} can be costed: {lacking or why}")
-        cores = {plan: cores_of(each, self.cores, self._own) for plan, each in steps.items()}
+            raise GnnlabError(f"no plan of {', '.join(self.costs.devices)} can be costed: {lacking}")
+        cores = {plan: cores_of(each, self.cores, self.costs.accelerators) for plan, each in steps.items()}
         rows = [self._expected(each, cores[plan]) for plan, each in steps.items()]
         table = pd.DataFrame(rows, pd.Index(steps, dtype=object)).sort_values("ms", kind="stable")
-        return Ranking(table, steps, cores)
-
-    @property
-    def _own(self) -> set[str]:
-        """Devices that are no runtime of this CPU."""
-        return {device for device in self.costs.devices if self.costs.processors[device] != "CPU"}
+        return Ranking(table, cores)
 
     def _expected(self, steps: Sequence[DeviceStep], cores: Cores) -> dict[str, float | str]:
         """A row of `Ranking.table`."""
-        ends = [steps, *([step._replace(ms=getattr(step, end)) for step in steps] for end in ("low_ms", "high_ms"))]
-        ms, low, high = (stream_ms(each, cores, self.graphs) / self.graphs for each in ends)
+        ends = ("ms", "low_ms", "high_ms")
+        ms, low, high = (stream_ms(steps, cores, self.graphs, end) / self.graphs for end in ends)
         origin = min((step.origin for step in steps), key=LEAST_FIRST.index)
         return {"ms": ms, "low": np.nanmin([low, ms]), "high": np.nanmax([high, ms]), "origin": origin}

@@ -137,7 +137,7 @@ class Recorder:
             if not self._failed:
                 log.warning("the database is away: it has not answered for %g s", CUT_S)
             self._failed = True
-            with suppress(AttributeError, OSError):  # SQLite has no socket, and its lock a limit
+            with suppress(Exception):  # SQLite has no socket, and its lock a limit; or it is lost already
                 shared = socket.socket(fileno=os.dup(self._connection.fileno()))
                 shared.shutdown(socket.SHUT_RDWR)
                 shared.close()

@@ -9,13 +9,13 @@ they would change sums and counts. So they join the padding node, the first row 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gnnlab.errors import GnnlabError
+from gnnlab.stages.devices import once_per_graph
 from gnnlab.workloads.staged import EDGES, NODES, StagedLayer
 
 if TYPE_CHECKING:
@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray]
 
 
+def fits(nodes: int, edges: int, size: tuple[int, int]) -> bool:
+    """Does a graph fit into a model of `size` (nodes, edges)? Where edges are added, the padding node needs a row."""
+    return edges <= size[1] and nodes + (edges < size[1]) <= size[0]
+
+
 def pad(layer: StagedLayer, values: Mapping[str, np.ndarray], nodes: int, edges: int) -> Arrays:
     """The values of a graph for a model of `nodes` and `edges`: zeros are appended, edges join the padding node.
 
     Raises `GnnlabError`: the graph does not fit, or there is no row for the padding node.
     """
     own_nodes, own_edges = values["x"].shape[0], values["edge_index"].shape[1]
-    if own_edges > edges or own_nodes + (own_edges < edges) > nodes:
-        fits = f"does not fit into {nodes}x{edges}, with a node more where edges are added"
-        raise GnnlabError(f"a graph of {own_nodes}x{own_edges} {fits}; take a larger model")
+    if not fits(own_nodes, own_edges, (nodes, edges)):
+        room = f"does not fit into {nodes}x{edges}, with a node more where edges are added"
+        raise GnnlabError(f"a graph of {own_nodes}x{own_edges} {room}; take a larger model")
     padded = {}
-    for name in values.keys() & layer.values.keys():
-        array = values[name]
+    for name, array in values.items():
         padded[name] = np.zeros(layer.values[name].shape(nodes, edges), array.dtype)
         padded[name][tuple(map(slice, array.shape))] = array
     padded["edge_index"][:, own_edges:] = own_nodes
@@ -53,31 +57,26 @@ class InputAdapter:
     """The inputs and outputs of an exported model on graphs of one size. `notes`: what is done once and not timed."""
 
     def __init__(self, layer: StagedLayer, model: Model, nodes: int, edges: int) -> None:
-        self.layer, self.model, self.nodes, self.edges = layer, model, nodes, edges
+        self.layer, self.model, self.size = layer, model, (nodes, edges)
+        self.pads = model.size not in (None, self.size)
         self.notes: list[str] = []
-        self._pads = model.nodes is not None and (model.nodes, model.edges) != (nodes, edges)
-        self._graph, self._sorted = None, {}  # an edge_index, and what was made from it
+        self._sorted = once_per_graph(self._sort, self.notes)
 
     def inputs(self, values: Mapping[str, np.ndarray]) -> Arrays:
         """What the model reads, by name: padded, sorted for hand-built graphs, one column where rows alone count."""
-        if self._pads:
-            names = {"x", "edge_index", *self.model.reads} & values.keys()
-            values = pad(self.layer, {n: values[n] for n in names}, self.model.nodes, self.model.edges)
-        if self.model.exporter == "handbuilt" and self._graph is not values["edge_index"]:
-            self._sort(values)
-        read = {name: (self._sorted if name in self._sorted else values)[name] for name in self.model.reads}
-        return read | {name: np.ascontiguousarray(read[name][:, :1]) for name in self.model.sized_by}
+        if self.pads:
+            values = pad(self.layer, {n: values[n] for n in {"x", "edge_index", *self.model.reads}}, *self.model.size)
+        if self.model.exporter == "handbuilt":
+            values = {**values, **self._sorted(values)}
+        read = {name: values[name] for name in self.model.reads}
+        read |= {name: read[name][:, :1] for name in self.model.sized_by}
+        return {name: np.ascontiguousarray(array) for name, array in read.items()}
 
     def outputs(self, results: Sequence[np.ndarray]) -> Arrays:
         """What the block writes, by name, from the model's outputs in order; rows of padding nodes are cut off."""
-        named = dict(zip(self.model.writes, results, strict=True))
-        has_padding = self._pads or self.model.exporter == "handbuilt"
-        return crop(self.layer, named, self.nodes, self.edges) if has_padding else named
+        return crop(self.layer, dict(zip(self.model.writes, results, strict=True)), *self.size)
 
-    def _sort(self, values: Mapping[str, np.ndarray]) -> None:
+    def _sort(self, values: Mapping[str, np.ndarray]) -> Arrays:
         from gnnlab.stages.openvino_bags import preprocess  # SciPy, which other models do without
 
-        start = time.perf_counter()
-        self._sorted, self._graph = preprocess(self.model.reads, values), values["edge_index"]
-        names, ms = " and ".join(self._sorted), (time.perf_counter() - start) * 1e3
-        self.notes[:] = [f"{names} made from the edges in {ms:.3g} ms, once, not timed"]
+        return preprocess(self.model.reads, values)

@@ -37,12 +37,10 @@ REMEDIES = {
 }
 
 
-def whole_model(device: Device, model: Model | None, first: int, last: int, nodes: int, edges: int) -> Path:
-    """The file of the model that a device needs. Raises `Unavailable` where there is none, or it is not whole."""
-    if model is not None and model.ready and model.path is not None:
-        files = model.path.parent.glob(f"{model.path.stem}.*")
-        if model.path.exists() and sum(file.stat().st_size for file in files) == model.size_bytes:
-            return model.path
+def model_path(device: Device, model: Model | None, first: int, last: int, nodes: int, edges: int) -> Path:
+    """The file of the model that a device runs. Raises `Unavailable` where no whole one was found."""
+    if model is not None:
+        return model.path
     what = f"stages {first}-{last}" if first != last else f"stage {first}"
     size = f" for {nodes}x{edges}" if device.static_shapes else ""
     raise Unavailable(f"no whole model of {what} by {device.exporter}{size}; export it: gnnlab stages --export")
@@ -60,31 +58,29 @@ class OpenVINODevice(Device):
         return Availability(True, chip=_full_name(self.processor), version=_version("OpenVINO"))
 
     def load(self, layer, first, last, model, *, nodes, edges, threads, precision) -> Loaded:
+        import openvino
+
         from gnnlab.stages.padding import InputAdapter
 
         if self.exporter == "handbuilt" and not layer.block(first, last).reduces:
             raise Unavailable("without a sum over neighbours no graph is built by hand; use openvino:CPU")
-        path = whole_model(self, model, first, last, nodes, edges)
-        compiled = _once(path.stat().st_mtime_ns, compile_for, path, self.processor, precision, threads)
+        path = model_path(self, model, first, last, nodes, edges)
+        compiled = read_once(path.stat().st_mtime_ns, compile_for, path, self.processor, precision, threads)
         adapter, request = InputAdapter(layer, model, nodes, edges), compiled.create_infer_request()
-        padded = model.nodes is not None and (model.nodes, model.edges) != (nodes, edges)
         given: dict[str, np.ndarray] = {}  # the request reads them where they lie
 
         def bind(values: Values) -> Bound:
-            import openvino
-
-            given.update({name: np.ascontiguousarray(array) for name, array in adapter.inputs(values).items()})
-            for port in compiled.inputs:
-                array = given[port.get_any_name()]  # OpenVINO copies what is read-only
-                request.set_tensor(port, openvino.Tensor(array, shared_memory=array.flags.writeable))
+            given.update(adapter.inputs(values))
+            for name, array in given.items():  # OpenVINO copies what is read-only
+                request.set_tensor(name, openvino.Tensor(array, shared_memory=array.flags.writeable))
             # without share_outputs it would copy every result into a dictionary that nobody reads
             return partial(request.infer, share_outputs=True), outputs
 
         def outputs(_: Any) -> dict[str, np.ndarray]:
-            return adapter.outputs([request.get_tensor(port).data for port in compiled.outputs])
+            return adapter.outputs([tensor.data for tensor in request.output_tensors])
 
         about = _full_name(self.processor), _version("OpenVINO"), adapter.notes
-        return Loaded(run_by(bind), *about, bind=None if padded else bind)
+        return Loaded(run_by(bind), *about, bind=None if adapter.pads else bind)
 
 
 @dataclass(frozen=True)
@@ -111,19 +107,19 @@ class OnnxRuntimeDevice(Device):
         """As `Device.load`. Raises `Unavailable` for a model whose sums more than one thread gets wrong, too."""
         from gnnlab.stages.padding import InputAdapter
 
-        path = whole_model(self, model, first, last, nodes, edges)
+        path = model_path(self, model, first, last, nodes, edges)
         if self.provider == CPU and threads != 1 and _adds_by_scatter_nd(path):
             wrong = f"{threads} threads of ONNX Runtime add the updates of ScatterND without a lock: sums are wrong"
             raise Unavailable(f"{wrong}; export it with layout scatter_add, or use one thread")
-        session = _once(path.stat().st_mtime_ns, _session, str(path), self.provider, threads)
+        session = read_once(path.stat().st_mtime_ns, _session, path, self.provider, threads)
         adapter = InputAdapter(layer, model, nodes, edges)
         given: dict[str, np.ndarray] = {}  # the binding reads them where they lie
 
         def bind(values: Values) -> Bound:
-            given.update({name: np.ascontiguousarray(array) for name, array in adapter.inputs(values).items()})
+            given.update(adapter.inputs(values))
             binding = session.io_binding()  # 2 us a call faster than session.run, and results keep their memory
-            for port in session.get_inputs():
-                binding.bind_cpu_input(port.name, given[port.name])
+            for name, array in given.items():
+                binding.bind_cpu_input(name, array)
             for port in session.get_outputs():
                 binding.bind_output(port.name)
             call = partial(session.run_with_iobinding, binding)
@@ -154,12 +150,11 @@ def onnxruntime_devices() -> list[Device]:
         import onnxruntime
 
         providers += [p for p in onnxruntime.get_available_providers() if p not in (CPU, ON_THE_NETWORK)]
-    devices = []
-    for provider in providers:
-        short = provider.removesuffix("ExecutionProvider")
-        name, processor = f"onnxruntime:{short}", PROCESSORS.get(short, "CPU")
-        devices.append(OnnxRuntimeDevice(name, processor, "onnxruntime", "onnx", provider=provider))
-    return devices
+    shorts = {provider: provider.removesuffix("ExecutionProvider") for provider in providers}
+    return [
+        OnnxRuntimeDevice(f"onnxruntime:{short}", PROCESSORS.get(short, "CPU"), "onnxruntime", "onnx", provider=name)
+        for name, short in shorts.items()
+    ]
 
 
 def openvino_refuses(processor: str) -> str | None:
@@ -180,18 +175,18 @@ def openvino_refuses(processor: str) -> str | None:
 
 
 @lru_cache(maxsize=32)
-def _once(changed: int, make: Callable[..., Any], *arguments: Any) -> Any:
+def read_once(changed: int, make: Callable[..., Any], *arguments: Any) -> Any:
     """`make(*arguments)`, once for a model. `changed`: the time of its file; a new export is read again."""
     return make(*arguments)
 
 
-def _session(model: bytes | str, provider: str, threads: int) -> Any:
+def _session(model: bytes | Path, provider: str, threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3  # errors; what is worth knowing is raised
+    options.log_severity_level = 4  # nothing; what is worth knowing is raised
     if provider != CPU:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     session = onnxruntime.InferenceSession(model, options, providers=[provider])

@@ -8,6 +8,7 @@ A file holds what S4's does: {"test_cases": [{"nodes": 1000, "edges": 1000}, ...
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,7 @@ STUDY = Path(__file__).parent / "data" / "test_cases.json"
 GRAPH = "graph:"
 MOST = 20_000_000  # nodes, and edges
 WRITE = "write 1000x10000 (nodes x edges), study, a JSON file or graph:digits"
+WRITE_FILE = 'write it as {"test_cases": [{"nodes": 1000, "edges": 1000}]}'
 
 
 class Size(NamedTuple):
@@ -50,35 +52,31 @@ def read(texts: Sequence[str], root: Path = Path()) -> list[Size]:
 
 def _sizes(text: str, root: Path) -> list[Size]:
     if text.startswith(GRAPH):
-        return [_of_graph(text.removeprefix(GRAPH), root)]
+        name = text.removeprefix(GRAPH)
+        return [_load(str((root / name).resolve()) if name and (root / name).is_file() else name)[1]]
     if text == "study" or text.endswith(".json"):
         return _from_file(STUDY if text == "study" else root / text)
     if "/" in text:
         raise GnnlabError(f"size {text!r} is a ratio; write {text.replace('/', 'x')} (nodes x edges)")
-    nodes, x, edges = text.partition("x")
-    if not x or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in (nodes, edges)):
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text, re.ASCII)
+    if not match:
         raise GnnlabError(f"size {text!r} is not understood; {WRITE}")
-    return [_checked(int(nodes), int(edges), f"size {text}")]
+    return [_checked(int(match[1]), int(match[2]), f"size {text}")]
 
 
-def _of_graph(name: str, root: Path) -> Size:
-    from gnnlab.workloads import graphs
+def _load(name: str) -> tuple[Data, Size]:
+    from gnnlab.workloads import graphs  # loads PyG, which takes seconds
 
-    name = str((root / name).resolve()) if name and (root / name).is_file() else name
-    return _size_of(graphs.load(name), name)
-
-
-def _size_of(graph: Data, name: str) -> Size:
-    return Size(int(graph.num_nodes), int(graph.edge_index.shape[1]), name)
+    graph = graphs.load(name)
+    return graph, Size(int(graph.num_nodes), int(graph.edge_index.shape[1]), name)
 
 
 def _from_file(path: Path) -> list[Size]:
-    example = '{"test_cases": [{"nodes": 1000, "edges": 1000}]}'
     try:
-        pairs = [(case["nodes"], case["edges"]) for case in read_json(path, f"write it as {example}")["test_cases"]]
+        pairs = [(case["nodes"], case["edges"]) for case in read_json(path, WRITE_FILE)["test_cases"]]
     except (KeyError, TypeError):
-        raise GnnlabError(f"{path} does not hold sizes; write it as {example}") from None
-    return [_checked(nodes, edges, f"{path}, test case {place}") for place, (nodes, edges) in enumerate(pairs, 1)]
+        raise GnnlabError(f"{path} does not hold sizes; {WRITE_FILE}") from None
+    return [_checked(*pair, f"{path}, test case {place}") for place, pair in enumerate(pairs, 1)]
 
 
 def _checked(nodes: Any, edges: Any, where: str) -> Size:
@@ -103,10 +101,8 @@ def inputs_of(size: Size, features: int) -> dict[str, Tensor]:
 
     if size.graph == RANDOM:
         return graphsage.random_inputs(size.nodes, size.edges, features)
-    from gnnlab.workloads import graphs  # loads PyG, which takes seconds
-
-    graph = graphs.load(size.graph)
-    if (has := _size_of(graph, size.graph)) != size:
+    graph, has = _load(size.graph)
+    if has != size:
         raise GnnlabError(f"graph {size.graph} has {has} nodes and edges, and not {size}; read its size again")
     return graphsage.inputs_of(graph, features)
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 import copy
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gnnlab import machine
 from gnnlab.errors import Unavailable
-from gnnlab.stages.devices import Availability, Bound, Device, Loaded, Values, run_by
+from gnnlab.stages.devices import Availability, Bound, Device, Loaded, Values, once_per_graph, run_by
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 Forward = Callable[..., Any]  # of tensors: a tensor, or a tuple of them
 GATHER, MESSAGE, SUM, COUNT, NORMALIZE = range(1, 6)  # stages of GraphSAGE
-_MOST_GRAPHS = 256  # that torch.compile keeps of one code: 28 blocks, each with N = E and without, of several widths
-_COMPILED: dict[tuple[str, int, int], Forward] = {}  # by weights and stages; compiling takes seconds
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,12 @@ class TorchDevice(Device):
     def load(self, layer, first, last, model=None, *, nodes, edges, threads, precision) -> Loaded:
         import torch
 
+        from gnnlab.measure.conditions import Conditions
+
         block, notes = layer.block(first, last), []
         names, module_for = self._modules(layer, block, nodes, notes)
+        before = Conditions.now()
+        Conditions(threads, "highest").set()
         lower = nullcontext() if precision == "float32" else torch.autocast(self.where, getattr(torch, precision))
 
         def bind(values: Values) -> Bound:
@@ -61,7 +62,7 @@ class TorchDevice(Device):
 
             return call, partial(_arrays, block.writes, values)
 
-        about = self._chip(), f"torch {torch.__version__}", notes, _set_threads(threads)
+        about = self._chip(), f"torch {torch.__version__}", notes, before.set
         return Loaded(run_by(bind), *about, bind=bind if self.where == "cpu" else None)
 
     def _modules(
@@ -122,13 +123,8 @@ class CompiledDevice(TorchDevice):
         return super().probe()
 
     def _modules(self, layer, block, nodes, notes):
-        from gnnlab.measure.conditions import compiled
-
-        key = (layer.fingerprint(), block.first, block.last)
-        if key not in _COMPILED:
-            # all blocks share their code; beyond 8 graphs of it torch would run the rest eagerly and only log it
-            _COMPILED[key] = compiled(block, dynamic=True, fullgraph=True, recompile_limit=_MOST_GRAPHS)
-        return block.reads, lambda values: _COMPILED[key]
+        module = _compiled(layer, block.first, block.last)
+        return block.reads, lambda values: module
 
 
 @dataclass(frozen=True)
@@ -141,16 +137,8 @@ class FastDevice(TorchDevice):
             raise Unavailable(f"{self.name} computes GraphSAGE's stages, not those of {layer.name}; use torch:CPU")
         if not block.first <= SUM <= block.last:
             raise Unavailable("without a sum over neighbours there is no faster kernel; use torch:CPU")
-        known: list[Any] = [None, None]  # the edges, and the block on them
-
-        def module_for(values: Values) -> Forward:
-            if known[0] is not values["edge_index"]:
-                start = time.perf_counter()
-                known[:] = values["edge_index"], fast_block(block, _tensor(values["edge_index"]), nodes)
-                notes[:] = [f"the graph was sorted once, {(time.perf_counter() - start) * 1e3:.3g} ms, not timed"]
-            return known[1]
-
-        return tuple(name for name in block.reads if name != "edge_index"), module_for
+        names = tuple(name for name in block.reads if name != "edge_index")
+        return names, once_per_graph(lambda values: fast_block(block, _tensor(values["edge_index"]), nodes), notes)
 
 
 def torch_devices() -> list[Device]:
@@ -161,6 +149,16 @@ def torch_devices() -> list[Device]:
         FastDevice("fast:CPU", "CPU", "torch"),
         CudaDevice("torch:CUDA", "GPU", "torch", precisions=("float32", "float16", "bfloat16")),
     ]
+
+
+@cache
+def _compiled(layer: StagedLayer, first: int, last: int) -> Forward:
+    """Compiled once in a process. All blocks share their code: torch.compile has to keep the graphs of 28 of them, each
+    with N = E and without, of several widths. Beyond its own limit, 8, it would run the rest eagerly and only log it.
+    """
+    from gnnlab.measure.conditions import compiled
+
+    return compiled(layer.block(first, last), dynamic=True, fullgraph=True, recompile_limit=256)
 
 
 def fast_block(block: StageBlock, edge_index: Tensor, nodes: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -213,12 +211,3 @@ def _tensor(array: np.ndarray) -> Tensor:
 
     with warnings.catch_warnings(action="ignore"):
         return torch.from_numpy(array)
-
-
-def _set_threads(threads: int) -> Callable[[], None]:
-    """Set torch's threads, and float32 products in full float32 precision; gives what puts the old conditions back."""
-    from gnnlab.measure.conditions import Conditions
-
-    before = Conditions.now()
-    Conditions(threads, "highest").set()
-    return before.set

@@ -177,12 +177,22 @@ def test_a_database_that_refuses_until_the_end_costs_records_and_each_is_counted
 
 def test_a_write_that_does_not_come_back_is_away_and_counts_as_pending_at_the_end(file, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "CUT_S", 0.05)
-    monkeypatch.setattr(recorder, "STOP_S", 0.1)
+    monkeypatch.setattr(recorder, "STOP_S", 2.5)
+    cuts = []
+
+    def lost_already():
+        cuts.append(1)
+        raise RuntimeError("the connection is lost")
 
     async def run():
         made, gate = recorder_of(sqlite_url(file)), asyncio.Event()
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(made, "_write", lambda batch: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result())
+
+        def hang(batch):
+            made._connection = SimpleNamespace(fileno=lost_already)
+            asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
+
+        monkeypatch.setattr(made, "_write", hang)
         made.start()
         record(made, *[S2_STATE] * 150)
         await until(lambda: made.away)
@@ -193,7 +203,7 @@ def test_a_write_that_does_not_come_back_is_away_and_counts_as_pending_at_the_en
         return counts, made.pending
 
     counts, pending = in_loop(run())
-    assert counts == (150, 0, 50, 100) and pending == 0
+    assert counts == (150, 0, 50, 100) and pending == 0 and len(cuts) > 1  # it looks on
     assert "150, 0 stored, 50 lost, 100 pending" in caplog.text and "has not answered" in caplog.text
 
 
