@@ -96,9 +96,7 @@ class Transfers:
     @classmethod
     def fit(cls, copies: pd.DataFrame) -> Transfers:
         """Of copies by device (`PLAIN_COPY` is one): the columns of `CopyCurve.fit`, and device.
-
-        Raises:
-            GnnlabError: there are no plain copies of two sizes, or a time is not above 0.
+        Raises `GnnlabError`: there are no plain copies of two sizes, or a time is not above 0.
         """
         through = {name: CopyCurve.fit(part) for name, part in copies.groupby("device", sort=False) if len(part) > 1}
         if PLAIN_COPY not in through:
@@ -133,34 +131,25 @@ class PlainCopy(Device):
 plain_copy = partial(PlainCopy, PLAIN_COPY, "CPU", "numpy")  # the factory that `PLAIN_COPY` names
 
 
-def sweep_sizes(measured: pd.DataFrame, points: int) -> list[int]:
-    """Edges of the copies: from 4 KiB to the most that a measurement reads and writes, evenly in logarithms."""
-    features = int(measured["features"].iloc[0])
-    layer, row_bytes = layer_of(measured["layer"].iloc[0], features), 4 * features
-    moved = max(layer.block(r.first, r.last).bytes_moved(r.nodes, r.edges) for r in measured.itertuples())
-    least = max(LEAST_BYTES, row_bytes)
-    sizes = np.geomspace(least, max(moved / 2, 4 * least), points)
-    return np.unique(np.rint(sizes / row_bytes).astype(int)).tolist()
+def copy_configs(timed: Sequence[Config], points: int, models: Path) -> list[Config]:
+    """Copies at up to `points` sizes, plain and through the devices of `timed`; exports their models of the identity.
 
-
-def copy_configs(like: Config, sweep: Sequence[int], names: Sequence[str], models: Path) -> list[Config]:
-    """The identity at each size, plain and on each device that copies, exported where one runs models.
-
-    torch's stage 2 on the CPU hands its input on, and what is built by hand only sums: there a plain copy counts.
+    Sizes go from 4 KiB to the most that one of `timed` reads and writes, evenly in logarithms. A plain copy counts also
+    for torch on the CPU, whose stage 2 hands its input on, and for models built by hand, which only sum.
     """
-    layer, through = layer_of(IDENTITY, like.features), []
-    for name, device in zip(names, map(devices.find, names), strict=True):
+    like, row_bytes = timed[0], 4 * timed[0].features
+    measured, identity = layer_of(like.layer, like.features), layer_of(IDENTITY, like.features)
+    most = max(measured.block(each.first, each.last).bytes_moved(each.nodes, each.edges) for each in timed) / 2
+    least = max(LEAST_BYTES, row_bytes)
+    sizes = np.geomspace(least, max(most, 4 * least), points)
+    sweep, through = np.unique(np.rint(sizes / row_bytes).astype(int)).tolist(), [PLAIN_COPY]
+    for name in dict.fromkeys(each.device for each in timed):
+        device = devices.find(name)
         if device.exporter == HANDBUILT or (device.runtime, device.processor) == ("torch", "CPU"):
             continue
         through.append(name)
         for size in [(NODES, edges) for edges in sweep] if device.static_shapes else [None]:
             if device.exporter:
-                export(layer, STAGE, STAGE, exporter=device.exporter, folder=models, size=size)
+                export(identity, STAGE, STAGE, exporter=device.exporter, folder=models, size=size)
     copy = replace(like, layer=IDENTITY, first=STAGE, last=STAGE, nodes=NODES)
-    return [replace(copy, edges=edges, device=name) for edges in sweep for name in (PLAIN_COPY, *through)]
-
-
-def copies_of(measured: pd.DataFrame) -> pd.DataFrame:
-    """Measured copies with size_bytes and mib."""
-    size_bytes = 4 * measured["edges"] * measured["features"]
-    return measured.assign(size_bytes=size_bytes, mib=(size_bytes / 2**20).round(4))[measured["ms"].notna()]
+    return [replace(copy, edges=edges, device=name) for edges in sweep for name in through]

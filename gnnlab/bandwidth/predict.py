@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,15 +26,14 @@ RATE = 0.9  # share of the left-out errors that a half-width holds
 FEWEST_SIZES = 3
 NEEDED = f"{FEWEST_SIZES} at least are needed to predict others; measure more (sizes of notebook 05)"
 MEASURED, INTERPOLATED, EXTRAPOLATED = "measured", "interpolated", "extrapolated"
-BLOCK = ["device", "first", "last"]
+BLOCK, SIDES = ["device", "first", "last"], ["nodes", "edges"]
 _LEAST = 1e-6  # of a predicted time over the measured one
 _RIM = 1e-9  # how far beyond the hull, in logarithms, still counts as inside
 Pair = tuple[int, int]  # nodes and edges, or the first and the last stage
 Key = tuple[str, int, int]  # `BLOCK`
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A time in ms, its interval, and measured|interpolated|extrapolated. At a measured size the interval is that of
     the measurement (95 %), else that of the prediction (90 %)."""
 
@@ -63,19 +63,16 @@ class Predictor:
         """From device, first, last, nodes, edges, ms, ms_low, ms_high; what has no time above 0 is left out.
 
         `transfers`: a device's own copies are a part of its work, plain ones where it has none.
-
-        Raises:
-            GnnlabError: no block of any device has three sizes.
+        Raises `GnnlabError`: no block of any device has three sizes.
         """
         coefficients, known, errors = {}, {}, {}
         for key, part in measured[measured["ms"] > 0].groupby(BLOCK, sort=False):
-            times = part.groupby(["nodes", "edges"])[["ms", "ms_low", "ms_high"]].median()
-            known[key] = dict(zip(times.index.tolist(), times.to_numpy().tolist(), strict=True))
+            times = part.groupby(SIDES)[["ms", "ms_low", "ms_high"]].median()
+            known[key] = times.T.to_dict("list")
             if len(times) >= FEWEST_SIZES:
-                sizes, ms = np.array(times.index.tolist()), times["ms"].to_numpy()
-                columns = work(layer, *key[1:], sizes, _curve(transfers, key[0])).to_numpy()
-                coefficients[key] = _nonnegative(columns, ms)
-                errors.setdefault(key[0], []).extend(_left_out(columns, ms, sizes[:, coordinates(layer, *key[1:])]))
+                columns = work(layer, *key[1:], list(known[key]), transfers and transfers.of(key[0]))
+                coefficients[key] = _nonnegative(columns.to_numpy(), times["ms"].to_numpy())
+                errors.setdefault(key[0], []).extend(_left_out(columns, times["ms"].to_numpy()))
         if not coefficients:
             most = max(map(len, known.values()), default=0)
             raise GnnlabError(f"nothing to predict from: times at {most} sizes; {NEEDED}")
@@ -91,46 +88,35 @@ class Predictor:
         return {key[1:] for key in self.coefficients if key[0] == device}
 
     def predict(self, device: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
-        """The time of a block at a size, ms.
-
-        Raises:
-            GnnlabError: an unknown block or size.
-        """
+        """The time of a block at a size, ms. Raises `GnnlabError`: an unknown block or size."""
         if nodes < 1 or edges < 1:
             raise GnnlabError(f"a graph of {nodes} nodes and {edges} edges; at least 1 of each is needed")
-        key, size = (device, first, last), (int(nodes), int(edges))
+        key, size = (device, first, last), (nodes, edges)
+        known = self.measured.get(key, {})
         if key not in self.coefficients:
-            count, known = len(self.measured.get(key, ())), ", ".join(self.devices)
-            lacking = (
-                f"times at {count} sizes; {NEEDED}" if count else f"none was measured; devices with times: {known}"
-            )
-            raise GnnlabError(f"no times of stages {first}-{last} on {device}: {lacking}")
-        if size in self.measured[key]:
-            return Prediction(*self.measured[key][size], MEASURED)
-        columns = work(self.layer, first, last, np.array([size]), _curve(self.transfers, device)).to_numpy()
-        ms, factor = max(float(columns[0] @ self.coefficients[key]), _LEAST), float(np.exp(self.half_widths[device]))
-        axes = coordinates(self.layer, first, last)
-        inside = inside_hull(np.array(list(self.measured[key]))[:, axes], np.array([size])[:, axes])[0]
-        return Prediction(ms, ms / factor, ms * factor, INTERPOLATED if inside else EXTRAPOLATED)
+            what = f"times of stages {first}-{last} on {device} at {len(known)} sizes; {NEEDED}"
+            raise GnnlabError(f"{what}; devices with times: {', '.join(self.devices)}")
+        if size in known:
+            return Prediction(*known[size], MEASURED)
+        columns = work(self.layer, first, last, [size], self.transfers and self.transfers.of(device))
+        ms = max(float(columns.to_numpy()[0] @ self.coefficients[key]), _LEAST)
+        factor = float(np.exp(self.half_widths[device]))
+        sides = columns.columns.intersection(SIDES)
+        inside = inside_hull(pd.DataFrame(list(known), columns=SIDES)[sides].to_numpy(), columns[sides].to_numpy())
+        return Prediction(ms, ms / factor, ms * factor, INTERPOLATED if inside[0] else EXTRAPOLATED)
 
 
-def work(layer: StagedLayer, first: int, last: int, sizes: np.ndarray, curve: CopyCurve | None) -> pd.DataFrame:
-    """What a block does at `sizes` (sizes, 2), a row each: one launch, bytes, FLOPs, those of nodes and edges that it
-    depends on, and with a `curve` the ms of a copy of its bytes, which knows the caches."""
+def work(layer: StagedLayer, first: int, last: int, sizes: Sequence[Pair], curve: CopyCurve | None) -> pd.DataFrame:
+    """What a block does at `sizes`, a row each: one launch, bytes, FLOPs, those of nodes and edges that its values and
+    arithmetic depend on, and with a `curve` the ms of a copy of its bytes, which knows the caches."""
     block = layer.block(first, last)
-    moved = [block.bytes_moved(*size) for size in sizes.tolist()]
-    flops = [layer.flops(first, last, *size) for size in sizes.tolist()]
-    sides = {("nodes", "edges")[axis]: sizes[:, axis] for axis in coordinates(layer, first, last)}
+    dims = {dim for name in (*block.reads, *(s.writes for s in block.stages)) for dim in layer.values[name].dims}
+    sides = [name for name, dim in zip(SIDES, (staged.NODES, staged.EDGES), strict=True) if dim in dims]
+    moved = [block.bytes_moved(*size) for size in sizes]
+    flops = [layer.flops(first, last, *size) for size in sizes]
     copies = {"copy_ms": [curve.moving_ms(amount) for amount in moved]} if curve else {}
-    return pd.DataFrame({"launch": 1.0, "moved_bytes": moved, "flops": flops, **sides, **copies}, dtype=float)
-
-
-def coordinates(layer: StagedLayer, first: int, last: int) -> list[int]:
-    """Which of N (0) and E (1) a block's values and arithmetic depend on."""
-    block = layer.block(first, last)
-    names = {*block.reads, *block.writes, *(stage.writes for stage in block.stages)}
-    dims = {dim for name in names for dim in layer.values[name].dims}
-    return [axis for axis, dim in enumerate((staged.NODES, staged.EDGES)) if dim in dims]
+    of_sizes = pd.DataFrame(sizes, columns=SIDES)[sides]
+    return pd.DataFrame({"launch": 1.0, "moved_bytes": moved, "flops": flops, **of_sizes, **copies}, dtype=float)
 
 
 def inside_hull(known: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -145,10 +131,6 @@ def inside_hull(known: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         return ((at >= points.min(axis=0) - _RIM) & (at <= points.max(axis=0) + _RIM)).all(axis=1)
 
 
-def _curve(transfers: Transfers | None, device: str) -> CopyCurve | None:
-    return transfers and transfers.through.get(device, transfers.plain)
-
-
 def _nonnegative(columns: np.ndarray, ms: np.ndarray) -> np.ndarray:
     """Coefficients of `columns` (sizes, columns) that make `ms` (sizes,), none below 0, by errors relative to `ms`."""
     from scipy.optimize import nnls
@@ -156,16 +138,14 @@ def _nonnegative(columns: np.ndarray, ms: np.ndarray) -> np.ndarray:
     return nnls(columns / ms[:, None], np.ones(len(ms)))[0]
 
 
-def _left_out(columns: np.ndarray, ms: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """|log(measured / predicted)| of each size by a fit to the others, (sizes,).
-
-    `sizes`: the coordinates that the block depends on. Equal ones are left out together, where three differ.
-    """
-    _, group = np.unique(sizes, axis=0, return_inverse=True)
-    group = group.ravel() if group.max() >= FEWEST_SIZES - 1 else np.arange(len(ms))
-    errors = np.empty(len(ms))
-    for one in np.unique(group):
+def _left_out(work: pd.DataFrame, ms: np.ndarray) -> np.ndarray:
+    """|log(measured / predicted)| of each size by a fit to the others, (sizes,). Sizes that are equal in what the block
+    depends on are left out together, where three differ."""
+    group, columns = work.groupby([*work.columns.intersection(SIDES)]).ngroup().to_numpy(), work.to_numpy()
+    if group.max() < FEWEST_SIZES - 1:
+        group = np.arange(len(ms))
+    predicted = np.empty(len(ms))
+    for one in set(group):
         out = group == one
-        predicted = columns[out] @ _nonnegative(columns[~out], ms[~out])
-        errors[out] = np.abs(np.log(np.maximum(predicted / ms[out], _LEAST)))
-    return errors
+        predicted[out] = columns[out] @ _nonnegative(columns[~out], ms[~out])
+    return np.abs(np.log(np.maximum(predicted / ms, _LEAST)))

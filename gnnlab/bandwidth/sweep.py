@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from gnnlab.bandwidth.copies import IDENTITY, NODES, PLAIN_COPY, copies_of, copy_configs, sweep_sizes
+from gnnlab.bandwidth.copies import IDENTITY, NODES, PLAIN_COPY, copy_configs
 from gnnlab.bandwidth.predict import BLOCK, INTERPOLATED, MEASURED, Pair, Predictor, inside_hull
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import CONFIDENCE, PREDICTION
@@ -33,7 +32,7 @@ SETTINGS = ["layer", "features", "asked", "threads"]  # which all measurements o
 
 class Measured(NamedTuple):
     """`fit`: measurements that predictions are fitted to, with those that failed; `test`: at sizes never fitted;
-    `copies`: through devices and plain ones; `messages`: what a reader should know."""
+    `copies`: through devices and plain ones, with size_bytes and mib; `messages`: what a reader should know."""
 
     fit: pd.DataFrame
     test: pd.DataFrame
@@ -59,14 +58,12 @@ def measure(
 
     stages: the folder of notebook 05's journal; devices: of those that it measured, by default all.
     points: sizes of the copies; cluster: address of a Dask scheduler.
-
-    Raises:
-        GnnlabError: nothing was measured there, a device has no times there, or the disk refuses.
+    Raises `GnnlabError`: nothing was measured there, a device has no times there, or the disk refuses.
     """
     known, messages = _of_stages(stages, devices)
     timed = known[known["ms"].notna()]
-    names, sizes = list(timed["device"].unique()), sizes_of(timed)
-    layer, features, precision, threads = timed[SETTINGS].to_dict("split")["data"][0]
+    sizes = sizes_of(timed)
+    (layer, features, precision, threads), *_ = timed[SETTINGS].itertuples(index=False, name=None)
     blocks = list(timed[BLOCK].drop_duplicates().itertuples(index=False, name=None))
     more = [size for size in dict.fromkeys(each[:2] for each in fit_sizes) if size not in sizes]
 
@@ -74,33 +71,33 @@ def measure(
         asked = [(*size, first, last, name) for size in sizes for name, first, last in blocks]
         return [Config(layer, features, *each, precision, threads) for each in asked]
 
-    copies = copy_configs(at(sizes)[0], sweep_sizes(timed, points), names, Path(models))
+    copies = copy_configs(at(sizes), points, models)
     wanted = {FIT: at(more) + copies, TEST: at(draw([*sizes, *more], test_sizes, seed))}
-    with devices_at_work([*names, PLAIN_COPY], Settings(str(models), budget_s, timeout_s), cluster) as working:
+    names = [*timed["device"].unique(), PLAIN_COPY]
+    with devices_at_work(names, Settings(str(models), budget_s, timeout_s), cluster) as working:
         for name, configs in wanted.items():
-            done = run(Path(folder) / name, configs, working, seed=seed).messages[-1:] if configs else []
-            messages += [f"{name}: {message}" for message in done]
+            if configs:
+                messages.append(f"{name}: {run(folder / name, configs, working, seed=seed).messages[-1]}")
     return read(folder, stages, devices)._replace(messages=messages)
 
 
 def read(folder: Path, stages: Path, devices: Sequence[str] = ()) -> Measured:
     """What the journals of notebooks 05 and 06 hold, nothing measured; `devices` as in `measure`.
 
-    Raises:
-        GnnlabError: there are no measurements, or a device has no times.
+    Raises `GnnlabError`: there are no measurements, or a device has no times.
     """
     known, messages = _of_stages(stages, devices)
-    if not (Path(folder) / FIT).exists():
+    if not (folder / FIT).exists():
         raise GnnlabError(f"no copies in {folder}; run notebooks 04, 05 and 06 first: gnnlab run 04 05 06")
-    fit, test = _journal(Path(folder) / FIT), known.iloc[:0]
-    if (Path(folder) / TEST).exists():
-        test = _journal(Path(folder) / TEST)
+    more = _journal(folder / FIT)
     alike = known[["device", *SETTINGS]].drop_duplicates()
     copying = pd.concat([alike, alike[:1].assign(device=PLAIN_COPY)]).assign(layer=IDENTITY)
-    copies = copies_of(fit[fit["nodes"] == NODES].merge(copying))
-    fit = pd.concat([known, fit[fit["nodes"] != NODES].merge(alike)], ignore_index=True)
-    test, fitted = test[test["ms"].notna()].merge(alike), set(sizes_of(fit))
-    new = [size not in fitted for size in zip(test["nodes"], test["edges"], strict=True)]
+    copies = more[(more["nodes"] == NODES) & more["ms"].notna()].merge(copying)
+    size_bytes = 4 * copies["edges"] * copies["features"]
+    copies = copies.assign(size_bytes=size_bytes, mib=(size_bytes / 2**20).round(4))
+    fit = pd.concat([known, more[more["nodes"] != NODES].merge(alike)], ignore_index=True)
+    test = _journal(folder / TEST).merge(alike) if (folder / TEST).exists() else fit[:0]
+    new = ~pd.MultiIndex.from_frame(test[["nodes", "edges"]]).isin(sizes_of(fit)) & test["ms"].notna()
     return Measured(fit, test[new], copies, messages)
 
 
@@ -112,17 +109,14 @@ def _journal(folder: Path) -> pd.DataFrame:
 
 def _of_stages(stages: Path, devices: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """The measurements of notebook 05 on these devices, of one layer and its settings, and what is left out."""
-    known = _journal(Path(stages))
-    timed = known[known["ms"].notna()]
-    there = list(timed["device"].unique())
+    known = _journal(stages)
+    there = known.loc[known["ms"].notna(), "device"].unique().tolist()
     if lacking := [name for name in devices if name not in there] or ["any device"] * (not there):
         raise GnnlabError(f"notebook 05 has no times of {lacking[0]}; devices with times: {', '.join(there) or 'none'}")
-    timed = timed[timed["device"].isin(devices or there)]
-    kinds = timed[SETTINGS].value_counts()
-    most = dict(zip(SETTINGS, kinds.index[0], strict=True))
-    left = f"{len(kinds)} layers and settings were measured; that with most times is taken: {most}"
-    known = known[known["device"].isin(timed["device"]) & (known[SETTINGS] == pd.Series(most)).all(axis=1)]
-    return known, [left] * (len(kinds) > 1)
+    known = known[known["device"].isin(devices or there)]
+    most = known.loc[known["ms"].notna(), SETTINGS].value_counts().index.to_frame(index=False)
+    left = f"{len(most)} layers and settings were measured; that with most times is taken: {most.iloc[0].to_dict()}"
+    return known.merge(most[:1]), [left] * (len(most) > 1)
 
 
 def sizes_of(measured: pd.DataFrame) -> list[Pair]:
@@ -133,34 +127,34 @@ def sizes_of(measured: pd.DataFrame) -> list[Pair]:
 
 def draw(sizes: Sequence[Pair], count: int, seed: int) -> list[Pair]:
     """`count` new sizes at random inside the hull of `sizes`, uniform in log N and log E; fewer where it has fewer."""
-    known = np.array(sorted(set(sizes)))  # (sizes, 2)
-    ends = np.log(known.min(axis=0)), np.log(known.max(axis=0))
-    drawn = np.rint(np.exp(np.random.default_rng(seed).uniform(*ends, (400 * max(count, 1), 2)))).astype(int)
+    known, random = np.array(sizes), np.random.default_rng(seed)  # (sizes, 2)
+    ends = np.log([known.min(axis=0), known.max(axis=0)])
+    drawn = np.rint(np.exp(random.uniform(*ends, (400 * max(count, 1), 2)))).astype(int)
     inside = dict.fromkeys(map(tuple, drawn[inside_hull(known, drawn)].tolist()))
-    return [size for size in inside if size not in set(sizes)][:count]
+    return [size for size in inside if size not in sizes][:count]
 
 
 def prediction_rows(predictor: Predictor, test: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Rows of measurements at sizes between those that were fitted; keys are runs_on (the device), stage and size.
 
     `off_grid`: ms, measured and predicted (90 %). `off_grid_error`: by how much the prediction is off, in percent of
-    the measured time; its interval is what the measurement leaves open.
+    the measured time; its interval is what the measurement leaves open. Both are empty where nothing was measured.
     """
-    test = test[[key in predictor.coefficients for key in zip(*(test[name] for name in BLOCK), strict=True)]]
-    at = test[[*BLOCK, "nodes", "edges"]].itertuples(index=False, name=None)
-    predicted = [(*astuple(predictor.predict(*each)), len(predictor.measured[each[:3]])) for each in at]
-    predicted = pd.DataFrame(predicted, test.index, ["value", "low", "high", "origin", "n"])
+    predicted = {}
+    for place, *key, nodes, edges in test[[*BLOCK, "nodes", "edges"]].itertuples():
+        if tuple(key) in predictor.coefficients:
+            predicted[place] = *predictor.predict(*key, nodes, edges), len(predictor.measured[tuple(key)])
+    predicted = pd.DataFrame.from_dict(predicted, "index", columns=["value", "low", "high", "origin", "n"])
     predicted = predicted[predicted["origin"] == INTERPOLATED]
-    if predicted.empty:
-        return {"off_grid": predicted, "off_grid_error": predicted}
     test = test.loc[predicted.index]
-    rows = measurement_rows(test).set_index(test.index).assign(runs_on=test["device"], form="predicted", n=test["n"])
-    off = 100 * (pd.DataFrame({end: predicted["value"] / test[end] for end in ("ms", "ms_low", "ms_high")}) - 1)
-    none = (off["ms_high"] <= 0) & (off["ms_low"] >= 0)  # the prediction lies in the interval of the measurement
-    ends = {"value": off["ms"].abs(), "low": off.abs().min(axis=1).mask(none, 0.0), "high": off.abs().max(axis=1)}
+    if test.empty:
+        return {"off_grid": predicted, "off_grid_error": predicted}
+    rows = measurement_rows(test).set_index(test.index).assign(runs_on=test["device"], form="predicted")
     times = rows.drop(columns="samples").assign(statistic="estimate", interval=PREDICTION, **predicted)
-    both = pd.concat([rows.assign(form="measured"), times]).sort_index(kind="stable")
+    off = 100 * (test[["ms", "ms_low", "ms_high"]].rdiv(predicted["value"], axis=0) - 1).abs()
+    none = predicted["value"].between(test["ms_low"], test["ms_high"])
+    ends = {"value": off["ms"], "low": off.min(axis=1).mask(none, 0.0), "high": off.max(axis=1), "n": test["n"]}
     return {
-        "off_grid": both,
-        "off_grid_error": times.assign(**ends, n=test["n"], unit="%", origin=MEASURED, interval=CONFIDENCE),
+        "off_grid": pd.concat([rows.assign(form="measured"), times]).sort_index(kind="stable"),
+        "off_grid_error": times.assign(**ends, unit="%", origin=MEASURED, interval=CONFIDENCE),
     }

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gnnlab.bandwidth.copies import HIDDEN, Transfers
+from gnnlab.bandwidth.copies import CopyCurve, Transfers
 from gnnlab.bandwidth.predict import MEASURED
 from gnnlab.errors import GnnlabError
 from gnnlab.files import read_json, write_json
@@ -30,10 +30,11 @@ from gnnswap.errors import quoted
 
 LOOKUP, BANDWIDTH = "lookup_table.json", "bandwidth_table.json"
 FIELDS = ["compute_time_ms", "transfer_time_ms", "total_time_ms", "std_ms"]
+HIDDEN = "hidden by launch time or noise at this size"
 NO_COPIES = "no copies through this device were measured, so all of its time counts as compute"
 NO_REST = "takes no longer than a copy of its bytes, so no compute time can be separated from it"
 TAKEN_OFF = "measured copy taken off"
-TOLD = ["device", "origin", "low_ms", "high_ms", "gb_s_low", "gb_s_high", "diagnosis"]  # of each entry
+TOLD = ["device", "origin", "ms_low", "ms_high", "gb_s_low", "gb_s_high", "diagnosis"]  # of each entry
 _DEVICE = ["device", "processor", "chip", "runtime_version", "precision", "threads"]
 _MOST = 1e12  # ms, or MB/s
 _LOOKUP_KEY = r"([1-9]\d{0,7}),([1-9]\d{0,7}),(CPU|GPU|NPU),([1-7])"
@@ -44,15 +45,14 @@ _S4 = "give a table in S4's format"
 class S4Tables:
     """Both tables, of measurements (`fit`) and copies.
 
-    entries: the lookup table as rows, with key, number (of the stage), low_ms, high_ms, moved_bytes, flops, diagnosis
-        and conditions. An entry is of the device of its processor that has times of most stages and sizes, and of these
-        the fastest. transfer: a copy through that device of the bytes that the stage moves, without its launch, and no
-        more than the whole; compute: what remains of the measured time.
+    entries: the lookup table as rows: measurements with key, `FIELDS`, moved_bytes, flops, origin, diagnosis, of the
+        device of each processor that has times of most stages and sizes, and of these the fastest. transfer: a copy
+        through that device of the bytes that the stage moves, without its launch, and no more than the whole; compute:
+        what remains of the measured time.
     rates: the bandwidth table as rows, with gb_s, gb_s_low, gb_s_high (NaN where launch or noise hide it), n (samples).
         Of a copy of as many bytes as the stage moves in the geometric mean over its sizes.
 
-    Raises:
-        GnnlabError: no stage has a time by itself, or there are no plain copies.
+    Raises `GnnlabError`: no stage has a time by itself, or there are no plain copies.
     """
 
     def __init__(self, fit: pd.DataFrame, copies: pd.DataFrame) -> None:
@@ -62,34 +62,38 @@ class S4Tables:
         self.transfers = Transfers.fit(copies)
         self.layer = layer_of(fit["layer"].iloc[0], int(fit["features"].iloc[0]))
         self.entries = self._entries(_best(alone))
-        stages = self.entries.groupby(["device", "number"], sort=False)
+        stages = self.entries.groupby(["device", "first"], sort=False)
         self.rates = pd.DataFrame([self._rate(part) for _, part in stages])
 
+    def _curve(self, row: Any) -> CopyCurve | None:
+        """Copies through the device of a row; plain ones where one on the CPU has none, as it shares its memory."""
+        return self.transfers.of(row.device) if row.processor == "CPU" else self.transfers.through.get(row.device)
+
     def _entries(self, rows: pd.DataFrame) -> pd.DataFrame:
-        moved = [self.layer.bytes_moved(row.first, row.nodes, row.edges) for row in rows.itertuples()]
-        curves = [self.transfers.through.get(device) for device in rows["device"]]
-        copy_ms = np.array([c.moving_ms(size) if c else np.nan for c, size in zip(curves, moved, strict=True)])
+        stages = list(rows.itertuples())
+        moved = [self.layer.bytes_moved(row.first, row.nodes, row.edges) for row in stages]
+        curves = zip(map(self._curve, stages), moved, strict=True)
+        copy_ms = np.array([curve.moving_ms(size) if curve else np.nan for curve, size in curves])
         transfer_ms = np.minimum(np.nan_to_num(copy_ms), rows["ms"])
-        diagnosis = np.select([np.isnan(copy_ms), copy_ms >= rows["ms"]], [NO_COPIES, NO_REST], TAKEN_OFF)
-        names = {"first": "number", "ms": "total_time_ms", "ms_low": "low_ms", "ms_high": "high_ms"}
-        return rows.rename(columns=names)[[*names.values(), *_DEVICE, "stage", "nodes", "edges", "std_ms"]].assign(
-            key=[f"{row.nodes},{row.edges},{row.processor},{row.first}" for row in rows.itertuples()],
+        return rows.assign(
+            key=[f"{row.nodes},{row.edges},{row.processor},{row.first}" for row in stages],
             compute_time_ms=rows["ms"] - transfer_ms,
             transfer_time_ms=transfer_ms,
+            total_time_ms=rows["ms"],
             moved_bytes=moved,
-            flops=[self.layer.flops(row.first, row.last, row.nodes, row.edges) for row in rows.itertuples()],
+            flops=[self.layer.flops(row.first, row.last, row.nodes, row.edges) for row in stages],
             origin=MEASURED,
-            diagnosis=diagnosis,
+            diagnosis=np.select([np.isnan(copy_ms), copy_ms >= rows["ms"]], [NO_COPIES, NO_REST], TAKEN_OFF),
         )
 
     def _rate(self, part: pd.DataFrame) -> dict[str, Any]:
         """The bandwidth of a stage, from its entries."""
-        row = part.iloc[0][[*_DEVICE, "stage", "number"]].to_dict()
-        size, curve = float(np.exp(np.log(part["moved_bytes"]).mean())) / 2, self.transfers.through.get(row["device"])
-        value, low, high = curve.gb_s(size) if curve else (np.nan,) * 3
-        diagnosis = "" if np.isfinite(value) else HIDDEN if curve else NO_COPIES
+        row, curve = part.iloc[0], self._curve(part.iloc[0])
+        value, low, high = curve.gb_s(np.exp(np.log(part["moved_bytes"]).mean()) / 2) if curve else (np.nan,) * 3
+        diagnosis = NO_COPIES if not curve else HIDDEN if np.isnan(value) else ""
         rate = {"gb_s": value, "gb_s_low": low, "gb_s_high": high, "n": curve.n if curve else 0, "diagnosis": diagnosis}
-        return {**row, "key": f"{row['processor']}_stage{row['number']}", "origin": "measured copy", **rate}
+        about = {"key": f"{row['processor']}_stage{row['first']}", "origin": "measured copy"}
+        return row[[*_DEVICE, "stage", "first"]].to_dict() | about | rate
 
     def write(self, folder: Path) -> dict[str, int]:
         """Write both tables and what is to know about them, each file whole or not at all.
@@ -98,14 +102,13 @@ class S4Tables:
         """
         entries, rates = self.entries.set_index("key"), self.rates.set_index("key")
         known = rates["gb_s"].dropna()
-        write_json(folder / LOOKUP, entries[FIELDS].to_dict("index"))
-        write_json(folder / BANDWIDTH, (1e3 * known).to_dict())  # MB/s
         head = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "layer": self.layer.name}
         head |= {"features": self.layer.features, "devices": entries[_DEVICE].drop_duplicates().to_dict("records")}
+        write_json(folder / LOOKUP, entries[FIELDS].to_dict("index"))
+        write_json(folder / BANDWIDTH, (1e3 * known).to_dict())  # MB/s
         for name, table in ((LOOKUP, entries), (BANDWIDTH, rates)):
-            told = table[[column for column in TOLD if column in table]].astype(object)
-            about = {**head, "entries": told.where(told.notna(), None).to_dict("index")}
-            write_json(folder / name.replace(".json", ".about.json"), about)
+            told = table[table.columns.intersection(TOLD)].astype(object).replace(np.nan, None)
+            write_json(folder / name.replace(".json", ".about.json"), {**head, "entries": told.to_dict("index")})
         return {"times": len(entries), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known)}
 
 
@@ -124,23 +127,22 @@ def _best(alone: pd.DataFrame) -> pd.DataFrame:
 def read_lookup(path: Path) -> pd.DataFrame:
     """A lookup table in S4's format: nodes, edges, processor, stage and the four fields, ms; NaN where one is missing.
 
-    Raises:
-        GnnlabError: the file is missing, in another format or empty, or an entry has no time, one that is none, or
-            parts whose sum is not its total; one line that names the file and the key.
+    Raises `GnnlabError`: the file is missing, in another format or empty, or an entry has no time, one that is none, or
+    parts whose sum is not its total; one line that names the file and the key.
     """
     rows = []
     for key, entry in _items(path, _LOOKUP_KEY, '"nodes,edges,PU,stage"; PU: CPU, GPU, NPU; stage: 1 to 7'):
+        where = f"{path}, {key}"
         if not isinstance(entry, dict):
-            raise GnnlabError(f"{path}, {key}: {quoted(entry)} is no entry; write total_time_ms and others in braces")
+            raise GnnlabError(f"{where}: {quoted(entry)} is no entry; write total_time_ms and others in braces")
         given = {name: value for name in FIELDS if (value := entry.get(name)) is not None}
-        times = {name: _number(f"{path}, {key}, {name}", value, name) for name, value in given.items()}
+        times = {n: _number(f"{where}, {n}", value, may_be_0=n != "total_time_ms") for n, value in given.items()}
         compute, transfer, total, std = (times.get(name, np.nan) for name in FIELDS)
         if np.isnan(compute) and np.isnan(total):
-            raise GnnlabError(f"{path}, {key}: no time; give total_time_ms, compute_time_ms, or both")
+            raise GnnlabError(f"{where}: no time; give total_time_ms, compute_time_ms, or both")
         if abs(compute + transfer - total) > max(0.01 * total, 1e-6):  # False where one of them is missing
-            raise GnnlabError(
-                f"{path}, {key} contradicts itself: compute {compute:g} + transfer {transfer:g} ms, total {total:g} ms"
-            )
+            parts = f"compute {compute:g} + transfer {transfer:g} ms"
+            raise GnnlabError(f"{where} contradicts itself: {parts}, total {total:g} ms")
         nodes, edges, processor, stage = key.split(",")
         rows.append((int(nodes), int(edges), processor, int(stage), compute, transfer, total, std))
     if not rows:
@@ -151,11 +153,10 @@ def read_lookup(path: Path) -> pd.DataFrame:
 def read_bandwidth(path: Path) -> dict[str, float]:
     """A bandwidth table in S4's format: MB/s by processor and stage ("CPU_stage1").
 
-    Raises:
-        GnnlabError: the file is missing, in another format, or holds what is no bandwidth; one line.
+    Raises `GnnlabError`: the file is missing, in another format, or holds what is no bandwidth; one line.
     """
     items = _items(path, _RATE_KEY, '"PU_stageN"; PU: CPU, GPU, NPU; N: 1 to 7')
-    return {key: _number(f"{path}, {key}", value, "MB/s") for key, value in items}
+    return {key: _number(f"{path}, {key}", value) for key, value in items}
 
 
 def _items(path: Path, pattern: str, known: str) -> Iterator[tuple[str, Any]]:
@@ -169,9 +170,8 @@ def _items(path: Path, pattern: str, known: str) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _number(where: str, value: Any, name: str) -> float:
-    """A time (ms) or a bandwidth (MB/s). Only parts of a total, and its deviation, may be 0."""
-    may_be_0 = name in ("compute_time_ms", "transfer_time_ms", "std_ms")
+def _number(where: str, value: Any, *, may_be_0: bool = False) -> float:
+    """A time (ms) or a bandwidth (MB/s)."""
     if type(value) not in (int, float) or not 0 <= value <= _MOST or not (value or may_be_0):
         raise GnnlabError(f"{where}: {quoted(value)}; a number {'of 0 or more' if may_be_0 else 'above 0'} is needed")
     return float(value)

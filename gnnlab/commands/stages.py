@@ -19,7 +19,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from gnnlab.errors import GnnlabError
 
@@ -27,8 +26,8 @@ from .arguments import add_params
 from .tables import say, warn_if_busy
 
 SWEEP, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
-OPTIONS = ("models", "sizes", "blocks", "devices", "layer", "features", "precision", "threads")
-OPTIONS += ("budget_s", "timeout_s", "seed", "force", "cluster")
+OPTIONS = ("models", "sizes", "blocks", "devices", "layer", "features", "precision", "threads", "budget_s", "force")
+OPTIONS += ("cluster",)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,7 +52,7 @@ def run(arguments: Namespace) -> int:
     from gnnlab.lab.results import only_run
     from gnnlab.stages import devices
 
-    steps = [name for name in ("export", "measure", "analyze") if arguments.all or getattr(arguments, name)]
+    steps = [step for name, step in STEPS.items() if arguments.all or getattr(arguments, name)]
     if not steps:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
     given, folder = _parameters(arguments)
@@ -62,7 +61,7 @@ def run(arguments: Namespace) -> int:
     print(f"sizes {sizes}; blocks {', '.join(given.blocks)}; devices {', '.join(given.devices) or 'all'}", flush=True)
     with only_run(folder):
         for step in steps:
-            STEPS[step](given, folder)
+            step(given, folder)
     return 0
 
 
@@ -70,8 +69,8 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
     from gnnlab.stages.export import export_all
     from gnnlab.stages.sizes import layer_of
 
-    layer, models = layer_of(given.layer, given.features), folder / "exported_models"
-    at, blocks = [size[:2] for size in given.sizes], layer.blocks(given.blocks)
+    layer, at = layer_of(given.layer, given.features), [size[:2] for size in given.sizes]
+    models, blocks = folder / "exported_models", layer.blocks(given.blocks)
     exported = export_all(layer, at, models, blocks=blocks, static_sums=given.static_sums)
     say(f"export: {len(exported)} models in {models}, {sum(model.ready for model in exported)} ready")
     for model in exported:
@@ -97,17 +96,17 @@ def _analyze(given: SimpleNamespace, folder: Path) -> None:
     from gnnlab.bandwidth.tables import S4Tables
     from gnnlab.stages import journal
 
-    journal.write_files(folder / "stages")
-    print((folder / "stages" / journal.REPORT).read_text(encoding="utf-8"), end="", flush=True)
-    frame = journal.read(folder / "stages")
+    stages, tables = folder / "stages", folder / "tables"
+    journal.write_files(stages)
+    print((stages / journal.REPORT).read_text(encoding="utf-8"), end="", flush=True)
+    frame = journal.read(stages)
     if frame.loc[frame["ms"].notna(), "fused"].all():
         say("analyze: no stage was timed by itself, so there are no tables of stages; --blocks stages measures them")
         return
-    options = {name: given.tables[name] for name in ("points", "budget_s", "timeout_s", "seed") if name in given.tables}
-    options |= {"models": given.models, "test_sizes": 0, "cluster": given.cluster}
-    measured = bandwidth.measure(folder / "tables", stages=folder / "stages", **options)
-    S4Tables(measured.fit, measured.copies).write(folder / "tables")
-    say(f"analyze: lookup_table.json and bandwidth_table.json in {folder / 'tables'}")
+    options = {"test_sizes": 0, "points": given.tables["points"], "budget_s": given.tables["budget_s"]}
+    measured = bandwidth.measure(tables, stages=stages, models=given.models, cluster=given.cluster, **options)
+    S4Tables(measured.fit, measured.copies).write(tables)
+    say(f"analyze: lookup_table.json and bandwidth_table.json in {tables}")
 
 
 STEPS = {"export": _export, "measure": _measure, "analyze": _analyze}
@@ -122,18 +121,13 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     from gnnlab.stages import sizes
 
     request = discovery.request((*SWEEP, TABLES), arguments.params)
-    root, folder = discovery.root(), request.folder
-    values: dict[str, Any] = {"timeout_s": 60.0, "seed": 0, "static_sums": False}
-    for notebook in request.chosen:
-        checked = request.values[notebook.stem]
-        values |= {"tables": checked} if notebook.stem.startswith(TABLES) else checked
-    named = {name: getattr(arguments, name) for name in ("sizes", "devices", "blocks")}
-    if named["sizes"]:  # a file lies where the command was given, not in the repository
-        named["sizes"] = [str(Path(text).resolve()) if text.endswith(".json") else text for text in named["sizes"]]
-    values |= {name: value for name, value in named.items() if value} | {"cluster": arguments.cluster}
-    own = any(named.values()) and request.params.parent == root / "params"
-    place = root / discovery.LAB if own else folder  # what a run left stays as it is
+    root, (of_04, of_05, of_06) = discovery.root(), (request.values[path.stem] for path in request.chosen)
+    named = {name: value for name in ("sizes", "devices", "blocks") if (value := getattr(arguments, name))}
+    values = of_04 | of_05 | named | {"tables": of_06, "cluster": arguments.cluster}
+    own = named and request.params.parent == root / "params"
+    place = root / discovery.LAB if own else request.folder  # what a run left stays as it is
     exports = arguments.all or arguments.export or (place / "exported_models").exists()
-    values["models"] = (place if exports else folder) / "exported_models"
-    values["sizes"] = sizes.read(values["sizes"], root)
+    values["models"] = (place if exports else request.folder) / "exported_models"
+    # a file lies where the command was given, not in the repository
+    values["sizes"] = sizes.read(values["sizes"], Path() if "sizes" in named else root)
     return SimpleNamespace(**values), place

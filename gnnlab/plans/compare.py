@@ -17,6 +17,7 @@ control of a race shows beyond 1 is in the intervals.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ ALTERNATIVES = {  # the device whose model of all stages it runs, on which of Op
     "hand-built, all cores": (HAND_BUILT, "CPU", "LATENCY"),
     "hand-built, throughput streams": (HAND_BUILT, "CPU", "THROUGHPUT"),
 }
+NEEDED = [form for form, (device, *_) in ALTERNATIVES.items() if device == EXPORTED]  # for `ALL`
 ONE_DEVICE = "over plans of one device"
 ALL = f"{ONE_DEVICE} and OpenVINO's own ways"
 _ESTIMATED = {"better": "lower", "statistic": "estimate"}
@@ -103,13 +105,11 @@ def conditions_of(form: str) -> dict[str, Any]:
 
 def expected_rows(ranking: Ranking, plans: Sequence[Plan]) -> pd.DataFrame:
     """ms a graph that some plans are expected to take, a row each."""
+    table, forms = ranking.table.loc[plans].rename(columns={"ms": "value"}), [plan.words() for plan in plans]
     fixed = {"unit": "ms", "origin": "predicted", "interval": PREDICTION, "n": 1, **_ESTIMATED}
-    rows = []
-    for plan in plans:
-        at = ranking.table.loc[plan]
-        row = {"form": plan.words(), "value": at["ms"], "low": at["low"], "high": at["high"], **fixed}
-        rows.append({**row, "notes": [f"times of blocks {at['origin']}"], **conditions_of(plan.words())})
-    return pd.DataFrame(rows)
+    notes = [[f"times of blocks {origin}"] for origin in table["origin"]]
+    conditions = pd.DataFrame([conditions_of(form) for form in forms], table.index)
+    return table.assign(form=forms, notes=notes, **fixed).join(conditions)
 
 
 class Comparison:
@@ -141,34 +141,16 @@ class Comparison:
             chosen, at_size = _fastest(plans), self.frame[self.frame["size"] == size]
             alone = plans[[len(parse(form).devices) == 1 for form in plans["form"]]]
             others = at_size[at_size["form"].isin(ALTERNATIVES)]
-            lacking = [form for form, (device, *_) in ALTERNATIVES.items() if device == EXPORTED]
-            lacking = [form for form in lacking if form not in set(others["form"])]
-            for form, rivals in ((ONE_DEVICE, alone), (ALL, pd.concat([alone, others]))):
-                row = {"size": size, "form": form, "plan": chosen["form"], **conditions_of(chosen["form"])}
-                if form == ALL and lacking:
-                    needs = f"needs OpenVINO's {', '.join(lacking)} in the race: export 1-7 (blocks of notebook 04)"
-                    rows.append({**row, "status": "unavailable", "reason": needs})
-                elif len(rivals):
-                    rows.append({**row, **self._gain(chosen, _fastest(rivals), at_size)})
-        return pd.DataFrame(rows).assign(
-            unit="x", origin="measured", interval=CONFIDENCE, **{**_ESTIMATED, "better": "higher"}
-        )
-
-    def _gain(self, chosen: pd.Series, rival: pd.Series, at_size: pd.DataFrame) -> dict[str, Any]:
-        """The rival's time over that of the chosen plan, by the rounds that did not pick them."""
-        baseline = at_size[at_size["baseline"].isna()].iloc[0]
-        control = at_size[at_size["form"] == CONTROL].iloc[0]
-        floor = estimates.noise_floor(baseline["samples"], control["samples"])
-        gain = estimates.ratio(rival["samples"][1::2], chosen["samples"][1::2]).widened(floor)
-        notes = [f"{chosen['form']} over {rival['form']}, each the fastest by every other round"]
-        return {
-            "value": gain.value,
-            "low": gain.low,
-            "high": gain.high,
-            "n": gain.n,
-            "notes": notes,
-            "rival": rival["form"],
-        }
+            row = {"size": size, "plan": chosen["form"], **conditions_of(chosen["form"])}
+            if len(alone):
+                rows.append({**row, "form": ONE_DEVICE, **_gain(chosen, _fastest(alone), at_size)})
+            if lacking := [form for form in NEEDED if form not in set(others["form"])]:
+                needs = f"needs OpenVINO's {', '.join(lacking)} in the race: export 1-7 (blocks of notebook 04)"
+                rows.append({**row, "form": ALL, "status": "unavailable", "reason": needs})
+            else:
+                rows.append({**row, "form": ALL, **_gain(chosen, _fastest(pd.concat([alone, others])), at_size)})
+        fixed = {"unit": "x", "origin": "measured", "interval": CONFIDENCE, **_ESTIMATED, "better": "higher"}
+        return pd.DataFrame(rows).assign(**fixed)
 
     def finding(self, written: Callable[[Estimate, str], tuple[str, str]]) -> str:
         """Does planning pay? One sentence of the numbers of `gains`: over the alternatives where all of them ran.
@@ -191,3 +173,13 @@ class Comparison:
 def _fastest(raced: pd.DataFrame) -> pd.Series:
     """By every other round."""
     return raced.iloc[int(np.argmin([np.median(samples[::2]) for samples in raced["samples"]]))]
+
+
+def _gain(chosen: pd.Series, rival: pd.Series, at_size: pd.DataFrame) -> dict[str, Any]:
+    """The rival's time over that of the chosen plan, by the rounds that did not pick them."""
+    baseline = at_size[at_size["baseline"].isna()].iloc[0]
+    control = at_size[at_size["form"] == CONTROL].iloc[0]
+    floor = estimates.noise_floor(baseline["samples"], control["samples"])
+    gain = estimates.ratio(rival["samples"][1::2], chosen["samples"][1::2]).widened(floor)
+    notes = [f"{chosen['form']} over {rival['form']}, each the fastest by every other round"]
+    return {**asdict(gain), "notes": notes, "rival": rival["form"]}

@@ -32,7 +32,7 @@ from gnnlab.workloads.staged import StagedLayer
 Span = tuple[int, int]  # first and last stage
 Call = tuple[str, int, int, int, int]  # `CALL`
 CALL = ["device", "first", "last", "nodes", "edges"]
-HOST = "host"  # where graphs come from and results go to: the CPU's memory
+HOST = "CPU"  # in whose memory graphs come and results are left
 READ = "read"  # origin of what stands in a table of another machine
 ELSEWHERE = "They are of the machine that the tables were made on: none was measured here. Stages run one by one."
 LEAST_FIRST = (EXTRAPOLATED, INTERPOLATED, READ, MEASURED)  # origins, by what they say of a time
@@ -70,19 +70,21 @@ class Costs:
         layer, features, precision, threads = fit[["layer", "features", "precision", "threads"]].iloc[0]
         if (precision, threads) != ("float32", 1):
             raise GnnlabError(
-                f"times of {precision} and {threads} threads in {stages}; plans need float32 and one thread"
+                f"{stages} has times of {precision}, {threads} threads; plans need float32 and one thread"
             )
         transfers = Transfers.fit(copies)
         predictor = Predictor.fit(layer_of(layer, int(features)), fit, transfers)
-        timed = {name: registry.find(name).processor for name in predictor.devices}
-        usual = [name for name, processor in timed.items() if processor == "CPU" and name not in SLOW_TO_LOAD]
-        wanted = {name: registry.find(name).processor for name in (devices or usual)}
-        if not set(wanted) & set(timed):
-            named, have = ", ".join(wanted) or "a device of this CPU", ", ".join(timed)
+        timed = predictor.devices
+        processors = {name: registry.find(name).processor for name in (*timed, *devices)}  # in one order
+        usual = [name for name in timed if processors[name] == "CPU" and name not in SLOW_TO_LOAD]
+        chosen = tuple(name for name in processors if name in (devices or usual))
+        if not set(chosen) & set(timed):
+            named, have = ", ".join(chosen) or "a device of this CPU", ", ".join(timed)
             raise GnnlabError(f"no times of {named} in {stages}; it has those of {have} (notebook 05 measures others)")
-        chosen = tuple(sorted(wanted, key=[*timed, *wanted].index))  # in one order, however they were named
         # devices hand on by a plain copy, into memory that all of them read
-        return cls(predictor.layer, chosen, predictor, lambda source, target, size: transfers.plain.ms(size), wanted)
+        return cls(
+            predictor.layer, chosen, predictor, lambda source, target, size: transfers.plain.ms(size), processors
+        )
 
     @classmethod
     def from_tables(cls, lookup: Path, bandwidth: Path) -> Costs:
@@ -105,12 +107,9 @@ class Costs:
         names = tuple(dict.fromkeys([*table["processor"], *mb_s.index]))
 
         def copy_ms(source: str, target: str, size_bytes: float) -> float:
-            ends = ["CPU" if end == HOST else end for end in (source, target)]
-            if ends[0] == ends[1]:
-                return 0.0
-            if lost := [end for end in ends if end not in mb_s]:
+            if lost := [end for end in (source, target) if end not in mb_s]:
                 raise GnnlabError(f"no bandwidth of the {lost[0]} ({lost[0]}_stageN, MB/s)")
-            return float(size_bytes / mb_s[ends].min() / 1e3)
+            return float(size_bytes / mb_s[[source, target]].min() / 1e3)
 
         separate = frozenset(names) - {"CPU"}
         return cls(layer, names, predictor, copy_ms, dict(zip(names, names, strict=True)), separate, known, notes)
@@ -127,10 +126,10 @@ class Costs:
         sizes = {size for key, at in fitted.items() if key[0] in self.devices for size in at}
         return sorted(sizes | {call[3:] for call in self.known})
 
-    def blocks(self, device: str) -> set[Span]:
-        """The blocks (first, last) of which a device's time is known at some size."""
-        fitted = set(self.predictor.blocks(device)) if self.predictor else set()
-        return fitted | {call[1:3] for call in self.known if call[0] == device}
+    def blocks(self, device: str, size: tuple[int, int] | None = None) -> set[Span]:
+        """The blocks (first, last) of which a device's time is known: at a size (nodes, edges), or at any."""
+        fitted = self.predictor.blocks(device) if self.predictor else set()
+        return fitted | {call[1:3] for call in self.known if call[0] == device and size in (None, call[3:])}
 
     @lru_cache(maxsize=100_000)  # noqa: B019 - a ranking asks for the same call in many plans
     def predict(self, device: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
@@ -156,26 +155,20 @@ class Costs:
         """What there is no number of at a size, in words, by device."""
         said = {}
         for device in self.devices:
-            there = [block for block in sorted(self.blocks(device)) if self._has((device, *block, nodes, edges))]
+            there, words = sorted(self.blocks(device, (nodes, edges))), []
             missing = [n for n in self.layer.numbers if not any(first <= n <= last for first, last in there)]
-            words = []
             if missing:
                 stages = f" of stages {', '.join(map(str, missing))}" if there else ""
-                words = [f"no times{stages} at {nodes}x{edges}"]
+                words.append(f"no times{stages} at {nodes}x{edges}")
             elif any((n, n) not in there for n in self.layer.numbers):
-                words = [f"times of {', '.join(self.layer.label(*block) for block in there)} alone"]
+                words.append(f"times of {', '.join(self.layer.label(*block) for block in there)} alone")
             try:
                 self.transfer_ms(HOST, device, 1)
             except GnnlabError as error:
                 words.append(f"{error}: plans that hand over to it are not costed")
-            said[device] = "; ".join(words)
-        return {device: words for device, words in said.items() if words}
-
-    def _has(self, call: Call) -> bool:
-        try:
-            return bool(self.predict(*call))
-        except GnnlabError:
-            return False
+            if words:
+                said[device] = "; ".join(words)
+        return said
 
 
 def _compute_times(layer: StagedLayer, table: pd.DataFrame, rates: Mapping[str, float]) -> tuple[pd.DataFrame, tuple]:
@@ -184,19 +177,17 @@ def _compute_times(layer: StagedLayer, table: pd.DataFrame, rates: Mapping[str, 
     An entry with a total alone computes for what remains of it after its bytes over the stage's bandwidth, and for all
     of it where that is not known or nothing remains.
     """
-    rate = np.array([rates.get(f"{row.processor}_stage{row.stage}", np.nan) for row in table.itertuples()])
-    moved = np.array([layer.bytes_moved(row.stage, row.nodes, row.edges) for row in table.itertuples()])
+    rate = (table["processor"] + "_stage" + table["stage"].astype(str)).map(rates)  # MB/s, NaN where there is none
+    moved = [layer.bytes_moved(*row) for row in table[["stage", "nodes", "edges"]].itertuples(index=False)]
     remains = table["total_time_ms"] - moved / rate / 1e3
     ms = table["compute_time_ms"].fillna(remains.where(remains >= 0, table["total_time_ms"]))
     half = NORMAL_95 * table["std_ms"].fillna(0.0)  # the time alone where it has none
     times = table[["processor", "stage", "stage", "nodes", "edges"]].set_axis(CALL, axis=1)
-    whole = table[table["compute_time_ms"].isna() & ~(remains >= 0)]
-    stages = (
-        f"{processor} {', '.join(map(str, sorted(part.unique())))}"
-        for processor, part in whole.groupby("processor", sort=False)["stage"]
-    )
-    notes = [ELSEWHERE] + [f"All of total_time_ms counts as compute time for stages of {'; '.join(stages)}."] * (
-        not whole.empty
-    )
-    notes += ["Some entries have no std_ms: their noise is in no interval."] * bool(table["std_ms"].isna().any())
+    notes, whole = [ELSEWHERE], table[table["compute_time_ms"].isna() & ~(remains >= 0)]
+    if not whole.empty:
+        parts = whole.groupby("processor", sort=False)["stage"]
+        stages = "; ".join(f"{name} {', '.join(map(str, sorted(part.unique())))}" for name, part in parts)
+        notes.append(f"All of total_time_ms counts as compute time for stages of {stages}.")
+    if table["std_ms"].isna().any():
+        notes.append("Some entries have no std_ms: their noise is in no interval.")
     return times.assign(ms=ms, ms_low=np.maximum(ms - half, ms / 2), ms_high=ms + half), tuple(notes)

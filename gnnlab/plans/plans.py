@@ -92,26 +92,21 @@ def _read(text: str) -> object:
             return ast.literal_eval(text)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
-    parts = list(_BLOCK.finditer(text))
-    if "".join(part[0] for part in parts) != text:
-        return None
-    blocks = []
+    blocks, parts = [], list(_BLOCK.finditer(text))
     for first, last, devices, ratios in (part.groups() for part in parts):
         stages = list(range(int(first), int(last or first) + 1))
         blocks.append([devices.split(" and "), stages, *([list(map(float, ratios.split(",")))] if ratios else [])])
-    return blocks
+    return blocks if "".join(part[0] for part in parts) == text else None
 
 
 def _block(entry: Any) -> Block:
     """A block of the list notation."""
     try:
         devices, stages, ratios = entry if len(entry) == 3 else (*entry, [1.0])
-        devices = [devices] if isinstance(devices, str) else devices
         right = (
             all(isinstance(device, str) and device for device in devices)
-            and all(type(stage) is int for stage in stages)
             and list(stages) == list(range(stages[0], stages[0] + len(stages)))
-            and len(ratios) == len(devices) > 0
+            and len(ratios) == len(devices)
             and all(0 < ratio <= 1 for ratio in ratios)
             and math.isclose(sum(ratios), 1, abs_tol=1e-5)
         )

@@ -158,10 +158,10 @@ class Recorder:
                 self._ending.wait(RETRY_S if self._failed else EVERY_S)  # others may come
 
     def _guarded(self, step: Any, *given: Any) -> bool:
-        """Whether a step succeeded."""
+        """Whether a step succeeded; one that gives True shows that the database is here."""
         self._busy_s = time.monotonic()
         try:
-            step(*given)
+            here = step(*given)
         except Exception as error:  # drivers raise what they like; the service goes on
             if not self._failed:
                 log.warning("the database is away, decisions wait and are then lost to it: %s", one_line(error))
@@ -169,21 +169,26 @@ class Recorder:
             return False
         finally:
             self._busy_s = math.inf
-        if self._failed:
+        if here and self._failed:
             log.warning("the database is back")
-        self._failed, self._ok_s = False, time.monotonic()
+        if here:
+            self._failed, self._ok_s = False, time.monotonic()
         return True
 
     def _connected(self, connection: Any, _: Any) -> None:
         self._connection, self._inode = connection, self._file and self._file.stat().st_ino
 
-    def _prepare(self) -> None:
-        """Tables are there, in the file of that name, and old rows are deleted."""
+    def _prepare(self) -> bool:
+        """Tables are there, in the file of that name, and can be written; old rows are deleted."""
+        asked = self._failed or not self._created
         if self._created and self._file and not self._same_file():
             log.warning("the database's file is gone or another; what was stored in it is not here any more")
             self._engine.dispose()
             self._created = False
-        if not self._created:
+        if self._created and self._failed:  # no batch is lost to find out that it still fails
+            with self._engine.begin() as connection:
+                connection.execute(sa.delete(predictions).where(sa.false()))
+        elif not self._created:
             for place in range(CREATE_TRIES):
                 try:
                     create(self._engine)
@@ -195,6 +200,7 @@ class Recorder:
         due = self._keep_days and time.monotonic() >= self._delete_at_s
         if due and not delete_before(self._engine, datetime.now(UTC) - timedelta(days=self._keep_days)):
             self._delete_at_s = time.monotonic() + DELETE_EVERY_S
+        return asked and not self._queue  # else the next batch tells
 
     def _same_file(self) -> bool:
         with suppress(OSError):
@@ -209,7 +215,7 @@ class Recorder:
                 held += batch[-1][0]
         return batch
 
-    def _write(self, batch: Sequence[Queued]) -> None:
+    def _write(self, batch: Sequence[Queued]) -> bool:
         decided: list[tuple] = []  # values in the order of the columns, without `id`
         reported: list[tuple] = []
         for _, moment, kind, nodes, (node_id, node, score, confidence) in batch:
@@ -219,6 +225,7 @@ class Recorder:
         with self._engine.begin() as connection:  # all rows of both tables, or none
             connection.exec_driver_sql(self._statements[predictions], decided)
             connection.exec_driver_sql(self._statements[network_metrics], reported)
+        return True
 
 
 def _storable(node_id: str) -> str:

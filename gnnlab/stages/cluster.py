@@ -13,9 +13,8 @@ worker measures one at a time. What a lost worker measured goes to another that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from gnnlab import machine
 from gnnlab.child import KEEP_MEMORY, Worker
@@ -26,7 +25,7 @@ from gnnlab.stages.measurement import Config, Record, Settings, ask, record, wit
 from gnnswap.errors import one_line
 
 try:
-    from distributed import Client, as_completed, get_worker
+    from distributed import Client, Future, as_completed
 except ImportError:
     raise Unavailable("a cluster needs Dask: pip install 'gnnlab[cluster]'") from None
 
@@ -34,45 +33,44 @@ CONNECT_S = 10  # for a scheduler to answer
 _children: dict[str, Worker] = {}  # on a worker of the cluster: a process for each device
 
 
-class ClusterDevices(AbstractContextManager):
-    """As `LocalDevices`, on the workers of the scheduler at `address`.
+@contextmanager
+def cluster_devices(address: str, names: Sequence[str], settings: Settings) -> Iterator[ClusterDevices]:
+    """The devices of the workers of the scheduler at `address`.
 
     Raises `GnnlabError`: no scheduler answers, a worker has other versions, or two kinds of machine declare the same.
     """
-
-    def __init__(self, address: str, names: Sequence[str], settings: Settings) -> None:
-        self.settings, self.available = settings, {}
+    try:
+        client = Client(address, timeout=CONNECT_S)
+    except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
+        raise GnnlabError(f"no Dask scheduler answers at {address!r}: {one_line(error)}; start one") from None
+    with client:
         try:
-            self.client = Client(address, timeout=CONNECT_S)
-        except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
-            raise GnnlabError(f"no Dask scheduler answers at {address!r}: {one_line(error)}; start one") from None
-        try:
-            self._declared = self._declarations()
-            for name in dict.fromkeys(names):
-                (processor,) = needs = _needs(name)
-                why = f'no worker declares {processor}=1 (dask worker --resources "{processor}=1")'
-                self.available[name] = Availability(False, why)
-                if processor in self._declared:
-                    self.available[name] = self.client.submit(_probe, name, resources=needs, pure=False).result()
-        except BaseException:
-            self.client.close()
-            raise
+            yield ClusterDevices(client, names, settings)
+        finally:
+            client.run(_close_children, on_error="ignore")
 
-    def __exit__(self, *exception: object) -> None:
-        self.client.run(_close_children, on_error="ignore")
-        self.client.close()
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function gives on the machine that measures the CPU; on any, where no worker declares one."""
-        resources = {"CPU": 1} if "CPU" in self._declared else None
-        return self.client.submit(function, *arguments, resources=resources, pure=False).result()
+class ClusterDevices:
+    """As `LocalDevices`, by a client of the cluster."""
+
+    def __init__(self, client: Client, names: Sequence[str], settings: Settings) -> None:
+        self.client, self.settings, self.available = client, settings, {}
+        self._declared = self._declarations()
+        for name in names:
+            processor = find(name).processor
+            why = f'no worker declares {processor}=1 (dask worker --resources "{processor}=1")'
+            there = processor in self._declared
+            self.available[name] = self._submit(processor, _probe, name).result() if there else Availability(False, why)
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """What a function gives on a machine that measures, the CPU where a worker declares one."""
+        return self._submit(min(self._declared, default=None), function).result()
 
     def __call__(self, configs: Sequence[Config]) -> Iterator[Record]:
         running = {}
         for config in configs:
             if (available := self.available[config.device]).usable:
-                needs = _needs(config.device)
-                running[self.client.submit(_measure, config, self.settings, resources=needs, pure=False)] = config
+                running[self._submit(find(config.device).processor, _measure, config, self.settings)] = config
             else:
                 yield record(config, without_time("unavailable", available.reason))
         for future in as_completed(running):
@@ -83,28 +81,29 @@ class ClusterDevices(AbstractContextManager):
             else:
                 raise GnnlabError("the scheduler of the cluster is gone; the same command goes on from what is known")
 
+    def _submit(self, processor: str | None, function: Callable[..., Any], *arguments: Any) -> Future:
+        needs = {processor: 1} if processor else None
+        return self.client.submit(function, *arguments, resources=needs, pure=False)
+
     def _declarations(self) -> set[str]:
         """The processors that workers declare, each of one kind of machine: a table mixes no machines."""
-        about, machines = self.client.run(_about, on_error="return"), {}
+        about, kinds = self.client.run(_about, on_error="return"), {}
         for address, worker in self.client.scheduler_info(n_workers=-1)["workers"].items():
-            if not isinstance(about.get(address), tuple) or about[address][0] != versions():
+            found = about.get(address)  # an exception where its gnnlab has no such function
+            if not isinstance(found, tuple) or found[0] != versions():
                 raise GnnlabError(f"worker {address} has other versions than this machine; install the same on both")
             for processor in worker["resources"]:
-                if machines.setdefault(processor, about[address][1]) != about[address][1]:
+                if kinds.setdefault(processor, found) != found:
                     raise GnnlabError(f"worker {address} declares {processor}=1, and so does another kind of machine")
-        return set(machines)
+        return set(kinds)
 
 
-def _needs(device: str) -> dict[str, int]:
-    return {find(device).processor: 1}
-
-
-def _about() -> tuple[dict[str, str], Any]:
-    return versions(), (machine.processor(), machine.cores())
+def _about() -> tuple[dict[str, str], str, int]:
+    return versions(), machine.processor(), machine.cores()
 
 
 def _measure(config: Config, settings: Settings) -> Record:
-    return ask(_child(config.device), config, settings, urlsplit(get_worker().address).hostname or "")
+    return ask(_child(config.device), config, settings)
 
 
 def _probe(device: str) -> Availability:

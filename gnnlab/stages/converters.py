@@ -30,10 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-import numpy as np
 import torch
 
-from gnnlab.errors import GnnlabError
 from gnnlab.openvino_core import openvino_core
 from gnnlab.workloads.graphsage import random_inputs
 from gnnlab.workloads.staged import REDUCTIONS, StageBlock, StagedLayer
@@ -70,17 +68,13 @@ def convert(layer: StagedLayer, wanted: Model, source: Path | None) -> openvino.
 
 
 def _onnx(block: StageBlock, example: Example, source: Path | None) -> bytes:
-    names = {"input_names": list(block.reads), "output_names": [f"{name}_out" for name in block.writes]}
-    program = torch.onnx.export(_program(block, example), dynamo=True, verbose=False, **names)
+    program = torch.onnx.export(_program(block, example), dynamo=True, verbose=False, **_names(block))
     return program.model_proto.SerializeToString()
 
 
 def _onnx_legacy(block: StageBlock, example: Example, source: Path | None) -> bytes:
-    values = {name: name for name in block.reads} | {f"{name}_out": name for name in block.writes}
-    axes = {given: {i: f"{given}_{i}" for i in _open_axes(block, name)} for given, name in values.items()}
-    names = {"input_names": list(values)[: len(example)], "output_names": list(values)[len(example) :]}
-    file = BytesIO()
-    torch.onnx.export(block, example, file, dynamo=False, dynamic_axes=axes, **names)
+    file, axes = BytesIO(), {name: _open_axes(block, name) for name in (*block.reads, *block.writes)}
+    torch.onnx.export(block, example, file, dynamo=False, dynamic_axes=axes, **_names(block))
     return file.getvalue()
 
 
@@ -94,10 +88,10 @@ def _ir(block: StageBlock, example: Example, source: Path | None) -> openvino.Mo
     converted, shapes = openvino.convert_model(source or _program(block, example)), {}
     for output in [output for node in converted.get_ops() for output in node.outputs()]:
         output.get_tensor().set_names(set())
-    for place, name in enumerate(block.reads):
-        converted.input(place).get_tensor().set_names({name})
+    for port, name in zip(converted.inputs, block.reads, strict=True):
+        port.get_tensor().set_names({name})
         free = _open_axes(block, name)
-        shapes[place] = [-1 if i in free else dim for i, dim in enumerate(block.values[name].dims)]
+        shapes[name] = [-1 if i in free else dim for i, dim in enumerate(block.values[name].dims)]
     converted.reshape(shapes)
     return converted
 
@@ -118,16 +112,12 @@ def _static(layer: StagedLayer, wanted: Model, source: Path) -> openvino.Model:
     """
     from openvino import opset13
 
-    fixed = openvino_core().read_model(source)
-    names = [port.get_any_name() for port in fixed.inputs]
-    fixed.reshape({name: list(layer.values[name].shape(wanted.nodes, wanted.edges)) for name in names})
-    for parameter in [p for p, name in zip(fixed.get_parameters(), names, strict=True) if name not in wanted.reads]:
-        shape = np.array(list(parameter.output(0).get_shape()))
-        for consumer in [target.get_node() for target in parameter.output(0).get_target_inputs()]:
-            if consumer.get_type_name() != "ShapeOf":
-                raise GnnlabError(f"{consumer.get_type_name()} looks at the numbers of an input that gives its shape")
-            kind = consumer.output(0).get_element_type().to_dtype()
-            consumer.output(0).replace(opset13.constant(shape.astype(kind)).output(0))
+    fixed, names = openvino_core().read_model(source), layer.block(wanted.first, wanted.last).reads
+    fixed.reshape({name: list(layer.values[name].shape(*wanted.size)) for name in names})
+    for parameter in [fixed.get_parameters()[place] for place, name in enumerate(names) if name not in wanted.reads]:
+        for reader in parameter.output(0).get_target_inputs():  # ShapeOf
+            told = reader.get_node().output(0)
+            told.replace(opset13.constant(list(parameter.shape), told.get_element_type()).output(0))
         fixed.remove_parameter(parameter)
     fixed.validate_nodes_and_infer_types()
     return fixed
@@ -136,6 +126,10 @@ def _static(layer: StagedLayer, wanted: Model, source: Path) -> openvino.Model:
 def _program(block: StageBlock, example: Example) -> torch.export.ExportedProgram:
     shapes = tuple(dict.fromkeys(_open_axes(block, name), torch.export.Dim.DYNAMIC) for name in block.reads)
     return torch.export.export(block, example, dynamic_shapes=(shapes,), strict=False)
+
+
+def _names(block: StageBlock) -> dict[str, list[str]]:
+    return {"input_names": list(block.reads), "output_names": list(block.writes)}
 
 
 def _open_axes(block: StageBlock, name: str) -> list[int]:
@@ -150,10 +144,9 @@ def silence_logs() -> Iterator[None]:
 
     `convert_model` reports each use over the network, unless it takes itself to be in continuous integration.
     """
-    before = logging.root.manager.disable
-    try:
-        logging.disable(logging.WARNING)
-        with patch.dict(os.environ, CI="true"), warnings.catch_warnings(action="ignore"):
+    with patch.dict(os.environ, CI="true"), warnings.catch_warnings(action="ignore"):
+        try:
+            logging.disable(logging.WARNING)
             yield
-    finally:
-        logging.disable(before)
+        finally:
+            logging.disable(logging.NOTSET)

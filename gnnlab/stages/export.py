@@ -30,35 +30,34 @@ import torch
 from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.files import digest
-from gnnlab.openvino_core import compile_for
+from gnnlab.stages import devices, padding, runtimes
 from gnnlab.stages.converters import CAN_BE_STATIC, HANDBUILT, INDEX_ADD, LAYOUTS, THROUGH_ONNX, convert, silence_logs
-from gnnlab.stages.padding import InputAdapter
 from gnnlab.workloads.graphsage import random_inputs
-from gnnlab.workloads.staged import StagedLayer
+from gnnlab.workloads.staged import StageBlock, StagedLayer
 from gnnswap import parity
 from gnnswap.errors import one_line
 
 if TYPE_CHECKING:
     import openvino
 
-    from gnnlab.stages.devices import Device
-    from gnnlab.stages.measure import Config
+    from gnnlab.stages.measurement import Config
 
 Size = tuple[int, int]  # nodes, edges
 Arrays = Mapping[str, np.ndarray]
 READY, FAILED, WRONG = "ready", "failed", "wrong"
 PLAIN = "plain"  # the layout of a block without sums over targets
-ONNXRUNTIME, OPENVINO = "ONNX Runtime", "OpenVINO"
 CHECK = "check.json"
 CHECKED = (37, 90)  # nodes and edges; more edges than nodes, so that targets repeat
+READERS = {".onnx": ("ONNX Runtime", "OpenVINO"), ".xml": ("OpenVINO",)}  # of a file; the first checks it
+DEVICES = {"ONNX Runtime": "onnxruntime:CPU", "OpenVINO": "openvino:CPU"}
 
 
 @dataclass(frozen=True)
 class Model:
     """One exported block of stages.
 
+    size: nodes and edges of a model of static shapes; None where they are dynamic.
     reads, writes: its inputs and outputs in order; of the inputs in `sized_by` only the number of rows counts.
-    nodes, edges: the static size; None for dynamic shapes.
     status: ready, failed (`reason` says why), or wrong (`parity_error`, its largest relative error, is too large).
     seconds: to export and check it; 0 where it was there.
     """
@@ -69,10 +68,9 @@ class Model:
     last: int
     exporter: str
     layout: str
-    nodes: int | None
-    edges: int | None
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    size: Size | None = None
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
     sized_by: tuple[str, ...] = ()
     status: str = READY
     reason: str | None = None
@@ -87,18 +85,14 @@ class Model:
 
     @property
     def dynamic(self) -> bool:
-        return self.nodes is None
-
-    @property
-    def stages(self) -> str:
-        """`3`, or `1-5`."""
-        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return self.size is None
 
     @property
     def name(self) -> str:
-        """Its folder: "sage-500/3/onnx/scatter_add/dynamic"."""
-        size = "dynamic" if self.dynamic else f"{self.nodes}x{self.edges}"
-        return f"{self.layer}-{self.features}/{self.stages}/{self.exporter}/{self.layout}/{size}"
+        """Its folder: "sage-500/3/onnx/scatter_add/dynamic", or ".../1-5/openvino/plain/1000x5000"."""
+        stages = f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
+        size = "dynamic" if self.dynamic else f"{self.size[0]}x{self.size[1]}"
+        return f"{self.layer}-{self.features}/{stages}/{self.exporter}/{self.layout}/{size}"
 
 
 def export(
@@ -114,7 +108,7 @@ def export(
 ) -> Model:
     """The model of the stages `first`..`last`: from `folder` where it is whole and made from the same, else exported.
 
-    `size` (nodes, edges) fixes every dimension. `layout`: one of the table above. With `force` it is exported anyway.
+    `size` (nodes, edges) fixes every dimension. `layout`: see `converters`. With `force` it is exported anyway.
     Raises `GnnlabError`: there is no such exporter, layout, size or block; or the model cannot be written.
     """
     wanted = _wanted(layer, first, last, exporter, layout, size)
@@ -155,8 +149,7 @@ def export_all(
     targets, so those are left out unless `static_sums`.
     """
     every = list(dict.fromkeys([*layer.blocks(["stages"]), *blocks]))
-    wanted = [(block, exporter, None) for block in every for exporter in ("onnx", "openvino")]
-    wanted += [(block, HANDBUILT, None) for block in every if _built(layer, block)]
+    wanted = [(block, name, None) for name in ("onnx", "openvino", HANDBUILT) for block in _of(layer, name, every)]
     static = [block for block in every if static_sums or not layer.block(*block).reduces]
     wanted += [(block, "openvino", size) for size in dict.fromkeys(sizes) for block in static]
     return [export(layer, *block, exporter=e, folder=folder, size=size, force=force) for block, e, size in wanted]
@@ -169,27 +162,24 @@ def correctness_map(layer: StagedLayer, folder: Path) -> pd.DataFrame:
     relative error), status (ok; failed: computes something else; unavailable: not converted or loaded), reason.
     """
     rows, words = [], {READY: "ok", WRONG: "failed", FAILED: "unavailable"}
-    versions = {name: f"{name} {machine.version(name.replace(' ', '').lower())}" for name in (ONNXRUNTIME, OPENVINO)}
-    for block, exporter in product(layer.blocks(["stages"]), LAYOUTS):
-        runtimes = versions if exporter.startswith("onnx") else (OPENVINO,)
-        layouts = LAYOUTS[exporter] if exporter != HANDBUILT or _built(layer, block) else ()
-        for layout, runtime in product(layouts, runtimes):
+    for exporter, layouts in LAYOUTS.items():
+        readers = READERS[".onnx" if exporter.startswith("onnx") else ".xml"]
+        for block, layout, runtime in product(_of(layer, exporter, layer.blocks(["stages"])), layouts, readers):
             model = export(layer, *block, exporter=exporter, layout=layout, folder=folder)
             model = check(model, model.path, layer, runtime) if model.path else model
             row = {"form": f"{exporter}, {layout}: {runtime}", "layout": layout, "stage": layer.label(*block), "n": 1}
-            row |= {"status": words[model.status], "value": model.parity_error, "runtime": versions[runtime]}
+            row |= {"status": words[model.status], "value": model.parity_error, "runtime": runtimes.version(runtime)}
             rows.append(asdict(model) | row)
     return pd.DataFrame(rows)
 
 
 def find(folder: Path, layer: str, features: int, first: int, last: int, exporter: str) -> list[Model]:
     """The ready models of a block by an exporter, in every layout and size. Damaged ones are left out."""
-    asked = Model(layer, features, first, last, exporter, "*", None, None, (), ())
-    places = Path(folder).glob(f"{Path(asked.name).parent}/*/{CHECK}")
+    places = Path(folder).glob(f"{Path(Model(layer, features, first, last, exporter, '*').name).parent}/*/{CHECK}")
     return [model for place in sorted(places) if (model := _stored(place.parent)) and model.ready]
 
 
-def model_for(device: Device, config: Config, models: Path | str | None) -> Model | None:
+def model_for(device: devices.Device, config: Config, models: Path | str | None) -> Model | None:
     """The model that a device runs for a config, the smallest that holds its size; None where it needs or finds none.
 
     Raises `Unavailable`: the device runs exported models, and `models`, their folder, is None.
@@ -200,10 +190,8 @@ def model_for(device: Device, config: Config, models: Path | str | None) -> Mode
         raise Unavailable(f"{device.name} runs exported models; name their folder, or run gnnlab stages --export")
     found = find(Path(models), config.layer, config.features, config.first, config.last, device.exporter)
     found = [m for m in found if m.layout == (device.layout or m.layout) and m.dynamic != device.static_shapes]
-    if device.static_shapes:  # a padding node is needed where edges are added
-        nodes, edges = config.nodes, config.edges
-        found = [m for m in found if m.edges >= edges and m.nodes >= nodes + (m.edges > edges)]
-    return min(found, key=lambda m: (m.layout == INDEX_ADD, m.edges or 0, m.nodes or 0), default=None)
+    found = [m for m in found if m.dynamic or padding.fits(config.nodes, config.edges, m.size)]
+    return min(found, key=lambda m: (m.layout == INDEX_ADD, (m.size or ())[::-1]), default=None)
 
 
 # ---- checked --------------------------------------------------------------------------------------------------------
@@ -215,11 +203,13 @@ def check(model: Model, path: Path, layer: StagedLayer, runtime: str | None = No
     It runs on one thread in float32 in `runtime`, by default that of its format, on graphs that its exporter never saw.
     The truth is the block in float64; `parity.error` allows 1e-5, or what torch's own float32 is off.
     """
-    worst, size = 0.0, None if model.dynamic else (model.nodes, model.edges)
+    device, worst = devices.find(DEVICES[runtime or READERS[path.suffix][0]]), 0.0
+    model = replace(model, path=path, status=READY, reason=None)
     try:
-        run = _loaded(path, runtime or (ONNXRUNTIME if path.suffix == ".onnx" else OPENVINO))
-        for name, values in check_graphs(layer, size).items():
-            error = _error(model, layer, run, values)
+        for name, values in check_graphs(layer, model.size).items():
+            how = {"nodes": len(values["x"]), "edges": values["edge_index"].shape[1], "threads": 1}
+            loaded = device.load(layer, model.first, model.last, model, **how, precision="float32")
+            error = _error(loaded.run(values), layer.block(model.first, model.last), values)
             worst = max(worst, float(error))
             if not error <= parity.RTOL_FLOAT32:
                 why = error.why or f"off by {error:.2g} of the largest magnitude"
@@ -229,11 +219,13 @@ def check(model: Model, path: Path, layer: StagedLayer, runtime: str | None = No
         raise
     except Exception as error:  # whatever a runtime raises is the model's failure
         return _failed(model, error)
-    return replace(model, status=READY, reason=None, parity_error=worst)
+    finally:
+        runtimes.read_once.cache_clear()  # memory, and the file that OpenVINO holds open
+    return replace(model, parity_error=worst)
 
 
 @lru_cache(maxsize=2)
-def check_graphs(layer: StagedLayer, size: Size | None = None) -> dict[str, dict[str, np.ndarray]]:
+def check_graphs(layer: StagedLayer, size: Size | None = None) -> dict[str, Arrays]:
     """Every value of the layer on the graphs that a model has to get right, by what is special about them.
 
     For a model of static `size` they are smaller, so that it is checked with its padding.
@@ -251,36 +243,21 @@ def check_graphs(layer: StagedLayer, size: Size | None = None) -> dict[str, dict
     return {"repeated targets and isolated nodes": values, "large negative numbers only": negative}
 
 
-def _error(model: Model, layer: StagedLayer, run: Callable[[Arrays], Any], values: Arrays) -> parity.Deviation:
-    block = layer.block(model.first, model.last)
+def _error(got: Arrays, block: StageBlock, values: Arrays) -> parity.Deviation:
     tensors = [torch.from_numpy(values[name]) for name in block.reads]
     with torch.no_grad():
-        expected = dict(zip(block.writes, block(*tensors), strict=True))
+        expected = block(*tensors)
         exact = copy.deepcopy(block).double()(*(t.double() if t.is_floating_point() else t for t in tensors))
-    adapter = InputAdapter(layer, model, values["x"].shape[0], values["edge_index"].shape[1])
-    outputs = adapter.outputs(run(adapter.inputs(values)))
-    return parity.error(outputs, expected, dict(zip(block.writes, exact, strict=True)))
-
-
-def _loaded(path: Path, runtime: str) -> Callable[[Arrays], Sequence[np.ndarray]]:
-    """The model on one thread of the CPU in float32: from its inputs by name to its outputs in order."""
-    if runtime == OPENVINO:
-        compiled = compile_for(path, "CPU", "float32", threads=1)
-        return lambda arrays: compiled(dict(arrays)).to_tuple()
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda arrays: session.run(None, dict(arrays))
+    return parity.error(tuple(got.values()), expected, exact)
 
 
 # ---- asked for, and stored ------------------------------------------------------------------------------------------
 
 
-def _built(layer: StagedLayer, block: tuple[int, int]) -> bool:
-    """Is there a hand-built graph of this block?"""
-    return layer.name == "sage" and layer.block(*block).reduces
+def _of(layer: StagedLayer, exporter: str, blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of the blocks that an exporter makes: hand-built graphs are sums over neighbours of a SAGE layer."""
+    sums = [block for block in blocks if layer.name == "sage" and layer.block(*block).reduces]
+    return sums if exporter == HANDBUILT else list(blocks)
 
 
 def _wanted(layer: StagedLayer, first: int, last: int, exporter: str, layout: str | None, size: Size | None) -> Model:
@@ -288,19 +265,20 @@ def _wanted(layer: StagedLayer, first: int, last: int, exporter: str, layout: st
     block = layer.block(first, last)
     if exporter not in LAYOUTS:
         raise GnnlabError(f"exporter {exporter!r} is not known; one of {', '.join(LAYOUTS)}")
-    if (layout or LAYOUTS[exporter][0]) not in LAYOUTS[exporter]:
+    layout = layout or LAYOUTS[exporter][0]
+    if layout not in LAYOUTS[exporter]:
         raise GnnlabError(f"exporter {exporter}: no layout {layout!r}; one of {', '.join(LAYOUTS[exporter])}")
     if size is not None and (exporter not in CAN_BE_STATIC or min(size) < 1):
         raise GnnlabError(f"{exporter} of size {size}: {', '.join(CAN_BE_STATIC)} can be static, from 1 node, 1 edge")
-    sized_by = tuple(name for name in block.reads if name in block.shape_only)
-    reads = tuple(name for name in block.reads if size is None or name not in sized_by)
+    reads, sized_by = block.reads, tuple(name for name in block.reads if name in block.shape_only)
     if exporter == HANDBUILT:
         from gnnlab.stages import openvino_bags
 
         reads, sized_by = openvino_bags.reads(layer, first, last), ()
-    layout = (layout or LAYOUTS[exporter][0]) if block.reduces else PLAIN
-    place = layer.name, layer.features, first, last, exporter, layout, *(size or (None, None))
-    return Model(*place, reads, block.writes, () if size else sized_by)
+    elif size:
+        reads, sized_by = tuple(name for name in reads if name not in sized_by), ()
+    what = layer.name, layer.features, first, last, exporter, layout if block.reduces else PLAIN
+    return Model(*what, size, reads, block.writes, sized_by)
 
 
 def _source(layer: StagedLayer, wanted: Model, folder: Path) -> Model | None:
@@ -331,11 +309,11 @@ def _written(
                 openvino.save_model(converted, fresh / name, compress_to_fp16=False)
             files = sorted(fresh.iterdir())
             model = replace(checked(fresh / name), size_bytes=sum(file.stat().st_size for file in files))
-            facts = {"path": name, "made_from": made_from, "digests": {file.name: digest(file) for file in files}}
-            (fresh / CHECK).write_text(json.dumps(asdict(model) | facts, indent=1), encoding="utf-8")
             shutil.rmtree(place, ignore_errors=True)
             if model.status == FAILED:
                 return replace(model, size_bytes=0)
+            facts = {"path": name, "made_from": made_from, "digests": {file.name: digest(file) for file in files}}
+            (fresh / CHECK).write_text(json.dumps(asdict(model) | facts, indent=1), encoding="utf-8")
             fresh.rename(place)
     except (OSError, RuntimeError) as error:
         raise GnnlabError(
@@ -349,11 +327,9 @@ def _stored(place: Path, made_from: Mapping[str, Any] | None = None) -> Model | 
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         facts = json.loads((place / CHECK).read_text(encoding="utf-8"))
         digests, key = facts.pop("digests"), facts.pop("made_from")
-        lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-        model = Model(**facts | lists | {"path": place / facts["path"]})
-        whole = all(digest(place / name) == known for name, known in digests.items())
-        if whole and model.path.name in digests and made_from in (None, key):
-            return model
+        if made_from in (None, key) and all(digest(place / name) == known for name, known in digests.items()):
+            lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+            return Model(**facts | lists | {"path": place / facts["path"]})
     return None
 
 

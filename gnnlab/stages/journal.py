@@ -22,20 +22,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
 from gnnlab.files import write_atomically, write_json
 
-JOURNAL, RAW, REPORT = "journal.jsonl", "raw_measurements.json", "profiling_report.txt"
-CHECKPOINTS = {"checkpoint_cpugpu.json": ("CPU", "GPU"), "checkpoint_npu.json": ("NPU",)}
+JOURNAL, REPORT = "journal.jsonl", "profiling_report.txt"
+FILES = {  # the processors of each
+    "checkpoint_cpugpu.json": ("CPU", "GPU"),
+    "checkpoint_npu.json": ("NPU",),
+    "raw_measurements.json": ("CPU", "GPU", "NPU"),
+}
 KNOWN = ("measured", "wrong")
-REMEDY = "measure first: gnnlab stages --measure"
-CONFIG = ("layer", "features", "nodes", "edges", "graph", "graph_digest", "first", "last", "device", "threads")
-OUTCOME = ("status", "reason", "samples_ms", "ms", "ms_low", "ms_high", "std_ms", "parity_error", "precision", "chip")
-OUTCOME += ("runtime_version", "notes")
-ABOUT = ("key", "stage", "processor", "took_s", "written")
-NUMBERS = dict.fromkeys(("ms", "ms_low", "ms_high", "std_ms", "parity_error", "took_s"), float)
+NUMBERS = ["ms", "ms_low", "ms_high", "std_ms", "parity_error", "took_s"]
+COLUMNS = ["key", "layer", "features", "nodes", "edges", "graph", "graph_digest", "first", "last", "stage", "device"]
+COLUMNS += ["processor", "precision", "threads", "status", "reason", "samples_ms", *NUMBERS]
+COLUMNS += ["chip", "runtime_version", "notes", "written"]
 ORDER = ["nodes", "edges", "graph", "fused", "first", "last", "device", "key"]
 WITHIN = 0.02  # half-width of an interval over its median
 Record = dict[str, Any]
@@ -55,56 +58,47 @@ def append(folder: Path, record: Record) -> None:
 
 def records(folder: Path) -> Iterator[Record]:
     """The whole lines of the journal, the oldest first. One that was cut off or lacks a field is left out."""
-    path = folder / JOURNAL
+    path, fields = folder / JOURNAL, {*COLUMNS, "conditions"}
     for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
             each = json.loads(line)
-            _ = each["conditions"], [each[n] for n in ABOUT], [each["outcome"][n] for n in OUTCOME]
-            _ = [each["config"][n] for n in CONFIG]
-        except (ValueError, LookupError, TypeError):
+        except ValueError:
             continue
-        yield each
+        if isinstance(each, dict) and fields <= each.keys():
+            yield each
 
 
 def known(folder: Path) -> set[str]:
     """The `identity` of every measurement that is known."""
-    return {identity(r["config"], r["conditions"]) for r in records(folder) if r["outcome"]["status"] in KNOWN}
+    every = records(folder)
+    return {identity(r["key"], r["graph_digest"], r["conditions"]) for r in every if r["status"] in KNOWN}
 
 
-def identity(config: Mapping[str, Any], conditions: Mapping[str, Any]) -> str:
-    """A configuration, and all else that its time depends on, as one text."""
-    return json.dumps([config, conditions], sort_keys=True)
+def identity(key: str, graph_digest: str, conditions: Mapping[str, Any]) -> str:
+    """What is measured, and all else that its time depends on, as one text."""
+    return json.dumps([key, graph_digest, conditions], sort_keys=True)
 
 
 def read(folder: Path) -> pd.DataFrame:
     """A row for each measurement: the latest that is known of its key, else the latest failure, with NaN for its times.
 
-    Columns: `ABOUT`, `CONFIG`, `OUTCOME`; size ("1000x2000"), fused (several stages?), n (samples), within (is the
-    interval within 2 %?). Times are ms, `took_s` includes loading. Raises `GnnlabError` where there is none.
+    `COLUMNS`, and: size ("1000x2000"), fused (several stages?), n (samples), within (is the interval within 2 %?).
+    Times are ms, `took_s` includes loading. Raises `GnnlabError` where there is none.
     """
-    latest: dict[str, Record] = {}
-    for each in records(folder):
-        before = latest.get(each["key"], each)
-        changed = each["config"]["graph_digest"] != before["config"]["graph_digest"]
-        if changed or each["outcome"]["status"] in KNOWN or before["outcome"]["status"] not in KNOWN:
-            latest[each["key"]] = each
-    if not latest:
-        raise GnnlabError(f"no measurements in {folder}; {REMEDY}")
-    frame = pd.DataFrame([_row(each) for each in latest.values()])
-    half = (frame["ms_high"] - frame["ms_low"]) / 2
+    frame = pd.DataFrame(records(folder), columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
+    if frame.empty:
+        raise GnnlabError(f"no measurements in {folder}; measure first: gnnlab stages --measure")
+    frame = frame[frame["graph_digest"] == frame.groupby("key")["graph_digest"].transform("last")]
+    frame = frame.sort_values("status", key=lambda status: status.isin(KNOWN), kind="stable")
+    frame = frame.drop_duplicates("key", keep="last")
     return frame.assign(
-        size=[f"{nodes}x{edges}" for nodes, edges in zip(frame["nodes"], frame["edges"], strict=True)],
+        size=frame["nodes"].astype(str) + "x" + frame["edges"].astype(str),
         fused=frame["first"] != frame["last"],
         n=frame["samples_ms"].map(len),
-        within=half <= WITHIN * frame["ms"],
+        within=(frame["ms_high"] - frame["ms_low"]) / 2 <= WITHIN * frame["ms"],
+        reason=frame["reason"].fillna(""),
+        notes=frame["notes"].map("; ".join),
     ).sort_values(ORDER, ignore_index=True)
-
-
-def _row(record: Record) -> dict[str, Any]:
-    about = {name: record[name] for name in ABOUT}
-    values = about | {n: record["config"][n] for n in CONFIG} | {n: record["outcome"][n] for n in OUTCOME}
-    values |= {name: float("nan") if values[name] is None else float(values[name]) for name in NUMBERS}
-    return values | {"reason": values["reason"] or "", "notes": "; ".join(values["notes"])}
 
 
 # ---- S4's files ------------------------------------------------------------------------------------------------------
@@ -113,22 +107,16 @@ def _row(record: Record) -> dict[str, Any]:
 def write_files(folder: Path) -> list[str]:
     """Write S4's four files from all that the journal knows; gives a line for each phase of which it knows nothing."""
     frame, lacking = read(folder), []
-    for name, processors in CHECKPOINTS.items():
+    for name, processors in FILES.items():
         part = frame[frame["processor"].isin(processors)]
         if part.empty:
             lacking.append(f"{name} is not written: no device of {' or '.join(processors)} was measured")
-        else:
-            write_json(folder / name, _file(part))
-    write_json(folder / RAW, _file(frame))
+            continue
+        plain = part.astype(object).where(part.notna(), None).set_index("key")  # null where there is no number
+        write_json(folder / name, {"written": max(part["written"]), "measurements": plain.to_dict("index")})
     text = report(frame, lacking)
     write_atomically(folder / REPORT, lambda file: file.write(text))
     return lacking
-
-
-def _file(frame: pd.DataFrame) -> dict[str, Any]:
-    """Measurements by S4's key; null where there is no number."""
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return {"written": max(frame["written"]), "measurements": {row.pop("key"): row for row in rows}}
 
 
 def report(frame: pd.DataFrame, messages: list[str]) -> str:
@@ -136,11 +124,11 @@ def report(frame: pd.DataFrame, messages: list[str]) -> str:
     from gnnlab.stages import rows
 
     timed = frame[frame["status"] == "measured"]
-    statistics = {"mean": rows.geometric, "least": "min", "most": "max", "sizes": "size"}
+    mean = timed.groupby(["stage", "device"], sort=False)["ms"].agg(lambda ms: np.exp(np.log(ms).mean()))
     columns = ["stage", "size", "device", "status", "ms", "ms_low", "ms_high", "n", "within"]
     tables = {
         "Devices": timed[["device", "chip", "runtime_version", "precision", "threads"]].drop_duplicates(),
-        "Time in ms, geometric mean over sizes": timed.groupby(["stage", "device"], sort=False)["ms"].agg(**statistics),
+        "Time in ms, geometric mean over sizes": mean.reset_index(),
         "Every measurement in ms, 95 % interval (within: 2 %)": frame[columns],
         "On the CPU, times as fast as the baseline": rows.gain_rows(frame),
         "Stages one by one over fused": rows.sum_rows(frame),
@@ -152,7 +140,6 @@ def report(frame: pd.DataFrame, messages: list[str]) -> str:
     lines += [f"sizes (nodes x edges) {', '.join(frame['size'].unique())}"]
     lines += [f"{counts}; {int(timed['within'].sum())} with an interval within 2 %"]
     for title, table in tables.items():
-        table = table.reset_index() if table.index.names != [None] else table
         text = table.to_string(index=False, float_format="{:.4g}".format, max_colwidth=None)
         lines += ["", title, "-" * len(title), "none" if table.empty else text]
     return "\n".join(lines) + "\n"

@@ -11,12 +11,9 @@ measurement. What is known is not measured again, unless the settings, the versi
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +23,6 @@ from tqdm import tqdm
 
 from gnnlab import __version__, machine, user_code
 from gnnlab.child import Worker
-from gnnlab.errors import GnnlabError
 from gnnlab.files import digest, locked
 from gnnlab.stages import journal
 from gnnlab.stages.devices import Availability, all_devices, find, probe_in
@@ -35,7 +31,7 @@ from gnnlab.stages.sizes import Size, graph_digest, layer_of
 
 __all__ = ["Config", "LocalDevices", "Settings", "Sweep", "devices_at_work", "measure", "measure_one", "run"]
 
-PHASES = {"cpugpu": "phase 1, CPU and GPU", "npu": "phase 2, NPU"}
+PHASES = {"phase 1, CPU and GPU": False, "phase 2, NPU": True}  # the NPU's?
 REFERENCE_S = 0.1  # of sampling: with 9 runs the reference workload itself scattered by 20 % on a shared machine
 
 
@@ -54,17 +50,14 @@ class LocalDevices(AbstractContextManager):
     """Measures on this machine, one at a time, each device in a process of its own; `available` from the beginning."""
 
     def __init__(self, names: Sequence[str], settings: Settings) -> None:
-        self.settings = settings
-        with ExitStack() as stack:
-            self._workers = {name: stack.enter_context(Worker()) for name in dict.fromkeys(names)}
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # at once: nothing is timed yet
-                probed = pool.map(probe_in, self._workers.values(), self._workers)
-                self.available = dict(zip(self._workers, probed, strict=True))
-            self._stack = stack.pop_all()
+        self.settings, self._workers = settings, {name: Worker() for name in names}
+        with ThreadPoolExecutor() as pool:  # at once: nothing is timed yet
+            probed = pool.map(probe_in, self._workers.values(), self._workers)
+            self.available = dict(zip(self._workers, probed, strict=True))
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, function: Callable[..., Any]) -> Any:
         """What a function gives on the machine that measures."""
-        return function(*arguments)
+        return function()
 
     def __call__(self, configs: Sequence[Config]) -> Iterator[Record]:
         for config in configs:
@@ -74,7 +67,8 @@ class LocalDevices(AbstractContextManager):
                 yield record(config, without_time("unavailable", available.reason))
 
     def __exit__(self, *exception: object) -> None:
-        self._stack.__exit__(*exception)
+        for worker in self._workers.values():
+            worker.close()
 
 
 def devices_at_work(
@@ -83,40 +77,36 @@ def devices_at_work(
     """The devices of this machine, or of the workers of the Dask scheduler at the address `cluster`."""
     if cluster is None:
         return LocalDevices(names, settings)
-    from gnnlab.stages.cluster import ClusterDevices
+    from gnnlab.stages.cluster import cluster_devices
 
-    return ClusterDevices(cluster, names, settings)
+    return cluster_devices(cluster, names, settings)
 
 
 def run(folder: Path, configs: Sequence[Config], working: Any, *, seed: int = 0, force: bool = False) -> Sweep:
     """Measure what the journal in `folder` does not know (with `force` all), in random order, phase after phase.
 
-    `working`: `LocalDevices` or the like. Raises `GnnlabError`: nothing is asked for, something twice, the disk
-    refuses, or another process measures into the folder.
+    `working`: what `devices_at_work` gives. Raises `GnnlabError`: the disk refuses, another process measures into the
+    folder, or there is nothing in it and nothing to measure.
     """
-    key, times = Counter(config.key for config in configs).most_common(1)[0] if configs else (None, 0)
-    if times != 1:
-        raise GnnlabError(f"{key} is asked for twice; name it once" if times else "no size, block or device to measure")
+    configs, random = list(dict.fromkeys(configs)), np.random.default_rng(seed)
     conditions = {name: _conditions(name, working) for name in {config.device for config in configs}}
-    random, messages, reference = np.random.default_rng(seed), [], []
+    messages, reference = [], []
     with locked(folder, "measures into"):
         there = set() if force else journal.known(folder)
-        todo = [c for c in configs if journal.identity(asdict(c), conditions[c.device]) not in there]
-        for phase, words in PHASES.items():
-            of_phase = [c for c in todo if (find(c.device).processor == "NPU") == (phase == "npu")]
-            messages.append(f"{words}: {len(of_phase)} to measure")
+        todo = [c for c in configs if journal.identity(c.key, c.graph_digest, conditions[c.device]) not in there]
+        for phase, npu in PHASES.items():
+            of_phase = [config for config in todo if (find(config.device).processor == "NPU") == npu]
+            messages.append(f"{phase}: {len(of_phase)} to measure")
             if of_phase:
-                before_ms, order = working.call(reference_workload), random.permutation(len(of_phase))
-                asked = working([of_phase[place] for place in order])
-                for each in tqdm(asked, "measurements", len(of_phase), leave=False, disable=None):
-                    journal.append(folder, {**each, "conditions": conditions[each["config"]["device"]]})
-                after_ms = working.call(reference_workload)
-                reference += [(words, "before", before_ms), (words, "after", after_ms)]
-            if of_phase or phase == "npu":
+                random.shuffle(of_phase)
+                reference.append((phase, "before", working.call(reference_workload)))
+                for each in tqdm(working(of_phase), "measurements", len(of_phase), leave=False, disable=None):
+                    journal.append(folder, {**each, "conditions": conditions[each["device"]]})
+                reference.append((phase, "after", working.call(reference_workload)))
+            if of_phase or npu:
                 lacking = journal.write_files(folder)
-    frame = journal.read(folder)
+    frame, known = journal.read(folder), len(configs) - len(todo)
     frame = frame[frame["key"].isin({config.key for config in configs})].reset_index(drop=True)
-    known = len(configs) - len(todo)
     took = f"they took {frame['took_s'].sum():,.0f} s"
     messages += [*lacking, f"{len(configs)} measurements, {known} known before; {took}"]
     samples = pd.DataFrame(reference, columns=["phase", "form", "samples"])
@@ -150,14 +140,10 @@ def reference_workload() -> list[float]:
     """ms of each run of a fixed exp and copy on one core: it tells of other load, of heat, of a changed clock."""
     from gnnlab.measure import timing
 
-    numbers, source = np.linspace(0, 1, 100_000), np.ones(2**21)  # 0.8 MB; 16 MiB
-    target, out = np.empty_like(source), np.empty_like(numbers)
-
-    def work() -> None:
-        np.exp(numbers, out=out)
-        np.copyto(target, source)
-
-    return list(timing.measure(work, budget_s=REFERENCE_S).samples_ms)
+    given = np.linspace(0, 1, 100_000), np.ones(2**21)  # 0.8 MB; 16 MiB
+    exp, copied = map(np.empty_like, given)
+    timed = timing.measure(lambda: (np.exp(given[0], exp), np.copyto(copied, given[1])), budget_s=REFERENCE_S)
+    return list(timed.samples_ms)
 
 
 def measure(
@@ -173,7 +159,6 @@ def measure(
     threads: int = 1,
     budget_s: float = 0.2,
     timeout_s: float = 60.0,
-    seed: int = 0,
     force: bool = False,
     cluster: str | None = None,
 ) -> Sweep:
@@ -182,7 +167,7 @@ def measure(
     Raises `GnnlabError`: something asked for is not there; or as `run`.
     """
     spans = layer_of(layer, features).blocks(blocks)
-    names = [name for name in dict.fromkeys(devices) if find(name)] or list(all_devices())
+    names = [name for name in devices if find(name)] or list(all_devices())
     digests = {size: graph_digest(size, features) for size in sizes}
     configs = [
         Config(layer, features, size.nodes, size.edges, *span, name, precision, threads, size.graph, digests[size])
@@ -191,4 +176,4 @@ def measure(
         for name in names
     ]
     with devices_at_work(names, Settings(str(models), budget_s, timeout_s), cluster) as working:
-        return run(folder, configs, working, seed=seed, force=force)
+        return run(folder, configs, working, force=force)

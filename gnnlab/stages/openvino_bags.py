@@ -82,21 +82,18 @@ def _stage(number: int, known: dict[str, ov.Node], layer: StagedLayer, first: in
     bags = first <= SUM  # then means are those of bags, with the padding node's row
     if number == SUM:
         return _bags(known, first, "sum")
-    if number == COUNT:
-        rowptr = known["rowptr"]  # edges into each node, (N) float32
-        return op.convert(op.subtract(_slice(rowptr, 1, 2**31 - 1), _slice(rowptr, 0, -1)), "f32")
+    if number == COUNT:  # edges into each node, (N) float32
+        return op.convert(op.subtract(_slice(known["rowptr"], 1, 2**31 - 1), _slice(known["rowptr"], 0, -1)), "f32")
+    if number == NORMALIZE and bags:
+        return _bags(known, first, "mean")
     if number == NORMALIZE:
-        if bags:
-            return _bags(known, first, "mean")
-        counts = op.maximum(known["counts"], op.constant(np.array(1, np.float32)))
-        return op.divide(known["sums"], op.unsqueeze(counts, op.constant(np.array(1, np.int32))))
+        return op.divide(known["sums"], op.unsqueeze(op.maximum(known["counts"], np.float32(1)), 1))
     if number == ACTIVATE:
         return op.relu(known["hidden"])
     module = layer.stages[TRANSFORM - 1].module
-    own = op.matmul(known["x"], op.constant(module.lin_r.weight.numpy()), False, True)
     means = _slice(known["means"], 0, -1) if bags else known["means"]
-    mean = op.matmul(means, op.constant(module.lin_l.weight.numpy()), False, True)
-    return op.add(op.add(mean, op.constant(module.lin_l.bias.numpy())), own)
+    mean = op.add(op.matmul(means, module.lin_l.weight.numpy(), False, True), module.lin_l.bias.numpy())
+    return op.add(mean, op.matmul(known["x"], module.lin_r.weight.numpy(), False, True))
 
 
 def _bags(known: dict[str, ov.Node], first: int, reduction: str) -> ov.Node:
@@ -106,5 +103,4 @@ def _bags(known: dict[str, ov.Node], first: int, reduction: str) -> ov.Node:
 
 
 def _slice(vector: ov.Node, start: int, stop: int) -> ov.Node:
-    bounds = (np.array([number], np.int32) for number in (start, stop, 1, 0))
-    return op.slice(vector, *(op.constant(bound) for bound in bounds))
+    return op.slice(vector, [start], [stop], [1], [0])

@@ -10,6 +10,7 @@ What has no time has none here either: nothing is filled in from another device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,21 @@ from gnnlab.stages import sizes
 from gnnlab.stages.devices import Availability, all_devices
 
 MEASURED = "measured"
+STATUSES = {MEASURED: "ok", "unavailable": "unavailable", "timeout": "timeout"}
+CONDITIONS = ["form", "origin", "device", "runtime", "precision", "threads"]  # of a row
+SETTINGS = ["layer", "features", "precision", "threads"]  # which measurements share that are compared
 ONE_BY_ONE = "measured one by one; what the machine changed between them is not in the interval"
 BASELINE = "torch:CPU"  # of gains
+S4_LAYER, S4_STAGES = ("sage", 500), 7
 S4_MEASUREMENTS = 210 + 105  # on CPU and GPU, and on the NPU
-S4_LAYER = ("sage", 500)
 SPENT = "with loading and parity; without exporting, probing the devices and the reference workload"
-STATUSES = {MEASURED: "ok", "unavailable": "unavailable", "timeout": "timeout"}
+NEEDED = "needs the 7 stages at S4's 15 sizes, of every device that is usable here for the minutes, of any for the"
+NEEDED += " hours, all measured by this run (params/full, force: true)"
 
 
 def measured_on_cpu(frame: pd.DataFrame) -> pd.DataFrame:
     """The measurements with a time on a CPU."""
     return frame[(frame["status"] == MEASURED) & (frame["processor"] == "CPU")]
-
-
-def geometric(ms: pd.Series) -> float:
-    """The geometric mean of times."""
-    return float(np.exp(np.log(ms).mean()))
 
 
 def chip(processor: str, name: str) -> str:
@@ -49,26 +49,27 @@ def measurement_rows(frame: pd.DataFrame, available: Mapping[str, Availability] 
 
     `available` names chip and runtime of a device that is not here. An interval wider than wanted is noted.
     """
-    return pd.DataFrame([_row(each, (available or {}).get(each["device"])) for each in frame.to_dict("records")])
-
-
-def _row(each: Mapping[str, Any], available: Availability | None = None) -> dict[str, Any]:
-    probed = available or Availability(False)
-    given = {name: each[name] for name in ("stage", "size", "parity_error", "precision")}
-    given |= {"form": each["device"], "origin": MEASURED, "unit": "ms", "better": "lower", "statistic": "median"}
-    given |= {
-        "device": chip(each["processor"], each["chip"] or probed.chip),
-        "runtime": each["runtime_version"] or probed.version or each["device"].partition(":")[0],
-        "threads": each["threads"] if each["processor"] == "CPU" else 0,
-        "status": STATUSES.get(each["status"], "failed"),
-    }
-    if each["status"] != MEASURED:
-        return {**given, "reason": each["reason"], "samples": ()}
-    notes = each["notes"].split("; ") if each["notes"] else []
-    if not each["within"] and not any(note.startswith("interval is") for note in notes):
-        half = 50 * (each["ms_high"] - each["ms_low"]) / each["ms"]
-        notes.append(f"interval is ±{half:.1f} % after {each['n']} samples, wanted ±{100 * TARGET:.0f} %")
-    return {**given, "samples": each["samples_ms"], "notes": "; ".join(notes)}
+    probed = [(available or {}).get(name, Availability(False)) for name in frame["device"]]
+    chips = frame["chip"].where(frame["chip"] != "", [each.chip for each in probed])
+    unnamed = [each.version or name.partition(":")[0] for each, name in zip(probed, frame["device"], strict=True)]
+    timed = frame["status"] == MEASURED
+    half = (50 * (frame["ms_high"] - frame["ms_low"]) / frame["ms"]).map("{:.1f}".format)
+    wide = "interval is ±" + half + " % after " + frame["n"].astype(str) + f" samples, wanted ±{100 * TARGET:.0f} %"
+    noted = frame["within"] | frame["notes"].str.contains("interval is") | ~timed
+    return frame[["stage", "size", "parity_error", "precision"]].assign(
+        form=frame["device"],
+        origin=MEASURED,
+        statistic="median",
+        unit="ms",
+        better="lower",
+        samples=frame["samples_ms"],
+        status=frame["status"].map(STATUSES).fillna("failed"),
+        reason=frame["reason"].where(~timed),
+        device=list(map(chip, frame["processor"], chips)),
+        runtime=frame["runtime_version"].where(frame["runtime_version"] != "", unnamed),
+        threads=frame["threads"].where(frame["processor"] == "CPU", 0),
+        notes=frame["notes"].where(noted, frame["notes"] + "; " + wide),
+    )
 
 
 def roof_rows(frame: pd.DataFrame, bound_ms: Callable[[int, int, int, int], float], samples: int) -> pd.DataFrame:
@@ -77,14 +78,11 @@ def roof_rows(frame: pd.DataFrame, bound_ms: Callable[[int, int, int, int], floa
     `bound_ms(first, last, nodes, edges)`; `samples`: of each ceiling behind it, of which the best counts.
     """
     on_cpu = measured_on_cpu(frame)
+    at = on_cpu[["first", "last", "nodes", "edges", "samples_ms"]].itertuples(index=False)
+    shares = [bound_ms(*of) / np.asarray(ms) for *of, ms in at]
+    note = f"; the ceilings are the best of {samples} samples and have no interval; this is that of the time alone"
     rows = measurement_rows(on_cpu)
-    if rows.empty:
-        return rows
-    at = zip(*(on_cpu[name] for name in ("first", "last", "nodes", "edges", "samples_ms")), strict=True)
-    shares = [bound_ms(first, last, n, e) / np.asarray(ms) for first, last, n, e, ms in at]
-    note = f"the ceilings are the best of {samples} samples and have no interval; this is that of the time alone"
-    notes = [f"{own}; {note}" if own else note for own in rows["notes"]]
-    return rows.assign(samples=shares, unit="share", better="higher", notes=notes)
+    return rows.assign(samples=shares, unit="share", better="higher", notes=rows["notes"] + note)
 
 
 def gain_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -92,19 +90,19 @@ def gain_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
     Only devices that were measured at all sizes of a stage; where torch was not, the first of them is the baseline.
     """
-    rows = []
-    for stage, part in measured_on_cpu(frame).groupby("stage", sort=False):
-        sizes_of = part.groupby("device", sort=False)["key"].nunique()
-        whole = list(sizes_of.index[sizes_of == len(part[["size", "graph"]].drop_duplicates())])
+    on_cpu, rows = measured_on_cpu(frame), []
+    conditions = measurement_rows(on_cpu)[CONDITIONS]
+    for (stage, *_), part in on_cpu.groupby(["stage", *SETTINGS], sort=False):
+        count = len(part[["size", "graph"]].drop_duplicates())
+        whole = {name: times for name, times in part.groupby("device", sort=False) if len(times) == count}
         baseline = BASELINE if BASELINE in whole else next(iter(whole), None)
-        at = {name: part[part["device"] == name].sort_values(["size", "graph"]).to_dict("records") for name in whole}
-        for name in (name for name in whole if name != baseline):
-            pairs = zip(at[baseline], at[name], strict=True)
-            gain = geometric_mean([quotient(_estimate(slow), _estimate(fast)) for slow, fast in pairs])
-            row = _compared(at[name][0], gain) | {"stage": stage, "baseline": baseline, "better": "higher"}
-            row |= {"ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
-            row["parity_error"] = max(each["parity_error"] for each in at[name])
-            rows.append(row | {"notes": f"over {len(at[name])} sizes; {ONE_BY_ONE}"})
+        slow = whole.pop(baseline, None)
+        for fast in whole.values():
+            gain = geometric_mean(list(map(quotient, _estimates(slow), _estimates(fast))))
+            row = {**conditions.loc[fast.index[0]], **_compared(gain), "stage": stage, "better": "higher"}
+            row |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
+            row |= {"parity_error": fast["parity_error"].max(), "notes": f"over {count} sizes; {ONE_BY_ONE}"}
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -113,31 +111,27 @@ def sum_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
     Only where all of them have a time. Keys are size and block; `n` is the least of their samples.
     """
-    rows = []
-    for _, part in frame[frame["status"] == MEASURED].groupby(["size", "graph", "device"], sort=False):
-        stages = part[~part["fused"]].set_index("first")
-        for block in part[part["fused"]].to_dict("records"):
-            numbers = list(range(block["first"], block["last"] + 1))
-            if set(numbers) <= set(stages.index):
-                alone = stages.loc[numbers]
-                ms, ends = alone["ms"].sum(), [np.linalg.norm(alone["ms"] - alone[e]) for e in ("ms_low", "ms_high")]
-                total = Estimate(float(ms), float(ms - ends[0]), float(ms + ends[1]), int(alone["n"].min()))
-                row = _compared(block, quotient(total, _estimate(block)))
-                row |= {"size": block["size"], "block": block["stage"], "better": "neither", "notes": ONE_BY_ONE}
-                rows.append(row)
+    timed, rows = frame[frame["status"] == MEASURED], []
+    conditions = measurement_rows(timed)[CONDITIONS]
+    for (size, *_), part in timed.groupby(["size", "graph", "device", *SETTINGS], sort=False):
+        for at, block in part[part["fused"]].iterrows():
+            alone = part[~part["fused"] & part["first"].between(block["first"], block["last"])]
+            if len(alone) == block["last"] - block["first"] + 1:
+                ms, below, above = alone["ms"].sum(), alone["ms"] - alone["ms_low"], alone["ms_high"] - alone["ms"]
+                ends = ms - np.linalg.norm(below), ms + np.linalg.norm(above)  # each is measured by itself
+                gain = quotient(Estimate(ms, *ends, alone["n"].min()), *_estimates(part.loc[[at]]))
+                row = {**conditions.loc[at], **_compared(gain), "size": size, "block": block["stage"]}
+                rows.append(row | {"better": "neither", "notes": ONE_BY_ONE})
     return pd.DataFrame(rows)
 
 
-def _estimate(each: Mapping[str, Any]) -> Estimate:
-    return Estimate(each["ms"], each["ms_low"], each["ms_high"], each["n"])
+def _estimates(measured: pd.DataFrame) -> list[Estimate]:
+    return [Estimate(*each) for each in measured[["ms", "ms_low", "ms_high", "n"]].itertuples(index=False)]
 
 
-def _compared(each: Mapping[str, Any], estimate: Estimate) -> dict[str, Any]:
-    """Fields of a row that compares times, under the conditions of `each`."""
-    given = _row(each)
-    conditions = {name: given[name] for name in ("form", "origin", "device", "runtime", "precision", "threads")}
-    ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}
-    return conditions | ends | {"unit": "x", "statistic": "estimate", "interval": CONFIDENCE}
+def _compared(estimate: Estimate) -> dict[str, Any]:
+    """Fields of a row that compares times."""
+    return {**asdict(estimate), "unit": "x", "statistic": "estimate", "interval": CONFIDENCE}
 
 
 def duration_rows(frame: pd.DataFrame, available: Mapping[str, Availability], known: int) -> pd.DataFrame:
@@ -147,39 +141,26 @@ def duration_rows(frame: pd.DataFrame, available: Mapping[str, Availability], kn
     The minutes need every device that is usable here; the hours are extrapolated from the mean time of a measurement.
     Those of a device share what it takes to load, so devices are resampled.
     """
-    usable = [name for name, probed in available.items() if probed.usable]
-    study, (layer, features) = list(map(str, sizes.read(["study"]))), S4_LAYER
-    stages = frame[~frame["fused"] & (frame["layer"] == layer) & (frame["features"] == features)]
-    stages = stages[stages["device"].isin(usable) & stages["size"].isin(study) & (stages["graph"] == sizes.RANDOM)]
-    needed_of_each = len(study) * len(sizes.layer_of(layer, features).stages)
-    whole = [name for name in usable if (stages["device"] == name).sum() == needed_of_each]
-    stages = stages[stages["device"].isin(whole)]
-    timed = stages[stages["status"] == MEASURED]
-    minutes = {"form": "this campaign", "unit": "min", "origin": MEASURED, "statistic": "single"}
-    hours = {"form": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
-    counted = f"{len(stages)} measurements of {len(whole)} devices"
-    for row, of in ((minutes, "every device that is usable here"), (hours, "a usable device")):
-        if known or timed.empty or (row is minutes and not (whole == usable and set(all_devices()) <= set(available))):
-            reason = (
-                f"needs, of {of}, the 7 stages at S4's 15 sizes, all measured by this run (params/full, force: true)"
-            )
-            row |= {"status": "unavailable", "reason": reason}
-        elif row is minutes:
-            row |= {"value": stages["took_s"].sum() / 60, "n": 1}
-            row["notes"] = f"{counted}, {stages['within'].sum()} intervals within 2 %; {SPENT}"
-        else:
-            mean = cluster_bootstrap(timed["took_s"] * S4_MEASUREMENTS / 3600, timed["device"], "mean")
-            ends = {} if mean.low is None else {"low": max(mean.low, 0.0), "high": mean.high, "interval": CONFIDENCE}
-            row |= {"value": mean.value, "n": mean.n, **ends}
-            row["notes"] = f"{counted}, scaled to S4's {S4_MEASUREMENTS}; {SPENT}"
-    every, on_cpu = frame[frame["status"] == MEASURED], measured_on_cpu(frame)
-    return pd.DataFrame([minutes, hours]).assign(
-        better="lower",
-        device=", ".join(dict.fromkeys(map(chip, every["processor"], every["chip"]))) or chip("CPU", ""),
-        runtime=", ".join(dict.fromkeys(every["runtime_version"])),
-        precision=", ".join(dict.fromkeys(every["precision"])),
-        threads=int(on_cpu["threads"].max()) if len(on_cpu) else 0,
-    )
+    usable, study = [name for name, probed in available.items() if probed.usable], sizes.read(["study"])
+    here = ~frame["fused"] & frame["device"].isin(usable) & (frame["graph"] == sizes.RANDOM)
+    here &= (frame[["layer", "features"]] == S4_LAYER).all(axis=1) & frame["size"].isin(map(str, study))
+    whole = frame[here].groupby("device").filter(lambda part: len(part) == S4_STAGES * len(study))
+    devices, timed = set(whole["device"]), whole[whole["status"] == MEASURED]
+    minutes, hours = ({"status": "unavailable", "reason": NEEDED} for _ in range(2))
+    counted = f"{len(whole)} measurements of {len(devices)} devices"
+    if len(timed) and not known:
+        mean = cluster_bootstrap(timed["took_s"] * S4_MEASUREMENTS / 3600, timed["device"], "mean")
+        notes = f"{counted}, scaled to S4's {S4_MEASUREMENTS}; {SPENT}"
+        hours = {**asdict(mean), "interval": CONFIDENCE, "notes": notes}
+        if devices == set(usable) and set(all_devices()) <= set(available):
+            notes = f"{counted}, {whole['within'].sum()} intervals within 2 %; {SPENT}"
+            minutes = {"value": whole["took_s"].sum() / 60, "n": 1, "notes": notes}
+    minutes |= {"form": "this campaign", "unit": "min", "origin": MEASURED, "statistic": "single"}
+    hours |= {"form": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
+    about = measurement_rows(frame[frame["status"] == MEASURED])
+    alike = {name: ", ".join(about[name].unique()) for name in ("device", "runtime", "precision")}
+    alike |= {"device": alike["device"] or chip("CPU", ""), "threads": max(about["threads"], default=0)}
+    return pd.DataFrame([minutes, hours]).assign(better="lower", **alike)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
@@ -188,41 +169,27 @@ def duration_rows(frame: pd.DataFrame, available: Mapping[str, Availability], kn
 def gaps(frame: pd.DataFrame) -> pd.DataFrame:
     """What has no time, and why: device, status, reason, measurements (how many), stages."""
     lacking = frame[frame["status"] != MEASURED].sort_values(["device", "fused", "first", "last"], kind="stable")
-    rows = []
-    for (device, status, reason), part in lacking.groupby(["device", "status", "reason"], sort=False):
-        numbers = dict.fromkeys(stage.partition(" ")[0] for stage in part["stage"])
-        rows.append((device, status, reason, len(part), ", ".join(numbers)))
-    return pd.DataFrame(rows, columns=["device", "status", "reason", "measurements", "stages"])
+    stages = lacking["stage"].str.partition(" ")[0]
+    alike = lacking.assign(stages=stages).groupby(["device", "status", "reason"], sort=False)["stages"]
+    return alike.agg(measurements="size", stages=lambda numbers: ", ".join(numbers.unique())).reset_index()
 
 
 def conclusion(frame: pd.DataFrame, reference: pd.DataFrame) -> list[str]:
-    """Sentences: what is fastest on this CPU at the largest size, which stage takes longest, what has no time, and how
-    far the reference workload changed (`Sweep.reference`)."""
+    """One sentence of what is fastest on this CPU at the largest size, and one of what has no time and how far the
+    reference workload changed (`Sweep.reference`)."""
     on_cpu, lost, sentences = measured_on_cpu(frame), int((frame["status"] != MEASURED).sum()), []
     if len(on_cpu):
-        at = on_cpu["size"].iloc[-1]
-        largest = on_cpu[on_cpu["size"] == at].sort_values("ms")
-        fused, single = largest[largest["fused"]], largest[~largest["fused"]].groupby("stage")
-        won = ", ".join(f"{name} ({count})" for name, count in single["device"].first().value_counts().items())
-        found = [_widest(fused)] * (len(fused) > 0) + [f"single stages are fastest on {won}"] * (len(single) > 0)
-        sentences.append(f"**At {at}, {'; '.join(found)}.**")
-        if len(least := single["ms"].min()):
-            share = f"{100 * least.max() / least.sum():.0f} % of the time of single stages"
-            sentences.append(f"At {at}, {least.idxmax()} takes {share}, each on its fastest device.")
-    if lost:
-        sentences.append(f"{lost} of {len(frame)} measurements have no time; nothing is filled in from another device.")
+        largest = on_cpu[on_cpu["size"] == on_cpu["size"].iloc[-1]]
+        best = largest.loc[largest.groupby("stage", sort=False)["ms"].idxmin()]
+        won = ", ".join(f"{device} ({count})" for device, count in best["device"].value_counts().items())
+        widest = best.loc[(best["last"] - best["first"]).idxmax()]
+        takes = f"{widest['stage']} takes {widest['ms']:.3g} ms on {widest['device']}"
+        sentences.append(f"**At {widest['size']}, stages and blocks are fastest on {won}; {takes}.**")
+    remarks = [f"{lost} of {len(frame)} measurements have no time"] * (lost > 0)
     if len(reference):
         ms = reference.assign(ms=reference["samples"].map(np.median)).groupby("phase")["ms"]
-        change = f"changed by {100 * float((ms.max() / ms.min() - 1).max()):.0f} % over the sweep"
-        sentences.append(f"The reference workload {change}: differences between devices that are smaller say nothing.")
-    return sentences
-
-
-def _widest(fused: pd.DataFrame) -> str:
-    """What the fastest device takes for the widest block, and torch beside it; the fastest come first in `fused`."""
-    best = fused.loc[(fused["last"] - fused["first"]).idxmax()]
-    torch = fused[(fused["stage"] == best["stage"]) & (fused["device"] == BASELINE)]
-    words = f"{best['stage']} is fastest on {best['device']} ({best['ms']:.3g} ms"
-    if torch.empty or best["device"] == BASELINE:
-        return f"{words})"
-    return f"{words}, {torch['ms'].iloc[0] / best['ms']:.2g} times as fast as {BASELINE})"
+        change = f"{100 * float((ms.max() / ms.min() - 1).max()):.0f} %"
+        remarks.append(
+            f"the reference workload changed by {change}, so smaller differences between devices say nothing"
+        )
+    return sentences + ["; ".join(remarks).capitalize() + "."] * (len(remarks) > 0)

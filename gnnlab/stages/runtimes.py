@@ -54,8 +54,8 @@ class OpenVINODevice(Device):
         if find_spec("openvino") is None:
             return Availability(False, "openvino is not installed", INSTALL)
         if why := openvino_refuses(self.processor):
-            return Availability(False, why, REMEDIES.get(self.processor), version=_version("OpenVINO"))
-        return Availability(True, chip=_full_name(self.processor), version=_version("OpenVINO"))
+            return Availability(False, why, REMEDIES.get(self.processor), version=version("OpenVINO"))
+        return Availability(True, chip=_full_name(self.processor), version=version("OpenVINO"))
 
     def load(self, layer, first, last, model, *, nodes, edges, threads, precision) -> Loaded:
         import openvino
@@ -79,7 +79,7 @@ class OpenVINODevice(Device):
         def outputs(_: Any) -> dict[str, np.ndarray]:
             return adapter.outputs([tensor.data for tensor in request.output_tensors])
 
-        about = _full_name(self.processor), _version("OpenVINO"), adapter.notes
+        about = _full_name(self.processor), version("OpenVINO"), adapter.notes
         return Loaded(run_by(bind), *about, bind=None if adapter.pads else bind)
 
 
@@ -99,16 +99,17 @@ class OnnxRuntimeDevice(Device):
             result = _session(tiny, self.provider, 1).run(None, {"x": np.full(4, -1, np.float32)})[0]
         except Exception as error:
             remedy = "what this execution provider needs (onnxruntime.ai/docs/execution-providers)"
-            return Availability(False, one_line(error), remedy, version=_version("ONNX Runtime"))
+            return Availability(False, one_line(error), remedy, version=version("ONNX Runtime"))
         why = "a tiny model gave a wrong result" if result.any() else None
-        return Availability(why is None, why, chip=self._chip(), version=_version("ONNX Runtime"))
+        return Availability(why is None, why, chip=self._chip(), version=version("ONNX Runtime"))
 
     def load(self, layer, first, last, model, *, nodes, edges, threads, precision) -> Loaded:
-        """As `Device.load`. Raises `Unavailable` for a model whose sums more than one thread gets wrong, too."""
+        """As `Device.load`. Raises `Unavailable` for a model whose sums several threads get wrong, too: index_add is
+        ScatterND there (onnxruntime #23396); scatter_add is ScatterElements, which one thread adds."""
         from gnnlab.stages.padding import InputAdapter
 
         path = model_path(self, model, first, last, nodes, edges)
-        if self.provider == CPU and threads != 1 and _adds_by_scatter_nd(path):
+        if self.provider == CPU and threads != 1 and model.layout == "index_add":
             wrong = f"{threads} threads of ONNX Runtime add the updates of ScatterND without a lock: sums are wrong"
             raise Unavailable(f"{wrong}; export it with layout scatter_add, or use one thread")
         session = read_once(path.stat().st_mtime_ns, _session, path, self.provider, threads)
@@ -125,7 +126,7 @@ class OnnxRuntimeDevice(Device):
             call = partial(session.run_with_iobinding, binding)
             return call, lambda _: adapter.outputs([value.numpy() for value in binding.get_outputs()])
 
-        about = self._chip(), _version("ONNX Runtime"), adapter.notes
+        about = self._chip(), version("ONNX Runtime"), adapter.notes
         return Loaded(run_by(bind), *about, bind=bind if self.provider == CPU else None)
 
     def _chip(self) -> str:
@@ -194,20 +195,10 @@ def _session(model: bytes | Path, provider: str, threads: int) -> Any:
     return session
 
 
-def _adds_by_scatter_nd(path: Path) -> bool:
-    """Does a model add by ScatterND? The element-wise ScatterElements adds in one thread (onnxruntime #23396)."""
-    import onnx
-
-    model = onnx.load(path)
-    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    reductions = [a.s for node in nodes if node.op_type == "ScatterND" for a in node.attribute if a.name == "reduction"]
-    return any(reduction != b"none" for reduction in reductions)
-
-
 def _full_name(processor: str) -> str:
     return str(openvino_core().get_property(processor, "FULL_DEVICE_NAME"))
 
 
-def _version(runtime: str) -> str:
-    """Its name with its installed version: "ONNX Runtime 1.31.0"."""
+def version(runtime: str) -> str:
+    """The name of a runtime with its installed version: "ONNX Runtime 1.31.0"."""
     return f"{runtime} {machine.version(runtime.replace(' ', '').lower())}"

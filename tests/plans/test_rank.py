@@ -26,9 +26,6 @@ N, E = 400, 900
 NPU_CANNOT = blocks_without("NPU", 3, 4)
 
 
-# ---- what a device does ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layer", [LAYER, gat(8, 2, 4)], ids=["sage", "gat"])
 @pytest.mark.parametrize("after", range(1, 7))
 def test_moved_bytes_are_those_of_the_real_tensors(layer, after):
@@ -59,8 +56,8 @@ def test_a_part_reads_the_whole_x_and_drops_other_rows_before_weights_are_applie
         assert step.calls == ((step.device, 1, 5, N, edges), (step.device, 6, 7, own, edges))
     rows = device_steps(parse("1-5 on CPU, 6-7 on GPU and NPU (0.5, 0.5)"), costs(), N, E)[1:]
     assert [call[3] for step in rows for call in step.calls] == [200, 200]
-    for layer, span, until in ((LAYER, (1, 7), 5), (LAYER, (1, 4), 4), (LAYER, (6, 7), 0), (gat(8, 2, 4), (1, 7), 7)):
-        assert last_full_stage(layer, *span) == until
+    spans = (LAYER, 1, 7), (LAYER, 1, 4), (LAYER, 6, 7), (gat(8, 2, 4), 1, 7)
+    assert [last_full_stage(*span) for span in spans] == [5, 4, 0, 7]
     with refused("stages 1-2 hand on values of edges"):
         last_full_stage(LAYER, 1, 2)
 
@@ -80,9 +77,6 @@ def test_a_missing_time_names_the_block_and_the_device_that_lack_it():
     lacking = [("GPU", a, b) for a, b in LAYER.blocks() if (a, b) not in ((1, 5), (1, 7))]
     with refused("no time of stages 6-7 on GPU, which it runs by itself where it shares 1-7; it has times of 1-5, 1-7"):
         device_steps(parse("1-7 on GPU and CPU (0.3, 0.7)"), costs(lacking=lacking), N, E)
-
-
-# ---- a stream of graphs ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,7 +115,7 @@ def independent_stream(steps, cores, graphs):
     return max(done.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     blocks=st.lists(st.lists(st.floats(0.1, 50), min_size=1, max_size=2), min_size=1, max_size=3),
     cores=st.integers(1, 4),
@@ -134,9 +128,6 @@ def test_a_stream_takes_what_an_independent_simulation_takes(blocks, cores, grap
     assert total == pytest.approx(independent_stream(steps, places, graphs), rel=1e-14)
     busiest = max(sum(step.ms for step in steps if places[step.device] == core) for core in places.values())
     assert graphs * busiest <= total * (1 + 1e-12) and total <= graphs * sum(step.ms for step in steps) * (1 + 1e-12)
-
-
-# ---- the ranking -----------------------------------------------------------------------------------------------------
 
 
 def planner(lacking=NPU_CANNOT, **options):
@@ -158,11 +149,7 @@ def test_every_legal_plan_is_ranked_and_plans_of_one_device_are_among_them():
 
 def test_three_blocks_are_searched_where_they_are_asked_for():
     two, three = (planner(max_blocks=blocks).rank(400, 900).table for blocks in (2, 3))
-    assert {len(plan.blocks) for plan in two.index} == {1, 2} and {len(plan.blocks) for plan in three.index} == {
-        1,
-        2,
-        3,
-    }
+    assert [{len(plan.blocks) for plan in table.index} for table in (two, three)] == [{1, 2}, {1, 2, 3}]
     assert set(two.index) < set(three.index) and three["ms"].iloc[0] <= two["ms"].iloc[0]
 
 

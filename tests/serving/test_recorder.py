@@ -175,6 +175,50 @@ def test_a_database_that_refuses_until_the_end_costs_records_and_each_is_counted
     assert vars(made.counts) == {"recorded": 1, "unrecorded": 300, "pending": 0} and len(rows(sqlite_url(file))) == 1
 
 
+def test_while_it_is_locked_one_batch_is_lost_and_the_others_wait(file, monkeypatch, caplog):
+    monkeypatch.setattr(database, "LIMIT_S", 0.02)
+    monkeypatch.setattr(recorder, "RETRY_S", 0.02)
+    monkeypatch.setattr(recorder, "EVERY_S", 0.02)
+
+    async def run():
+        made = recorder_of(sqlite_url(file))
+        made.start()
+        record(made, S2_STATE)
+        await until(lambda: made.stored)
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            record(made, S2_STATE)
+            await until(lambda: made.lost)
+            record(made, *[S2_STATE] * 300)
+            await asyncio.sleep(0.5)  # many tries
+        await until(lambda: not made.away)
+        await made.stop()
+        return made.stored, made.lost
+
+    assert in_loop(run()) == (301, 1)
+    assert [text.partition(",")[0] for text in caplog.messages[:2]] == ["the database is away", "the database is back"]
+
+
+@pytest.mark.parametrize("failures", [1, 4])
+def test_writes_that_are_refused_are_lost_and_logged_once(file, monkeypatch, caplog, failures):
+    monkeypatch.setattr(recorder, "RETRY_S", 0.02)
+    monkeypatch.setattr(recorder, "BATCH", 1)
+
+    async def run():
+        made, left = recorder_of(sqlite_url(file)), [1] * failures
+        write = made._write
+        monkeypatch.setattr(made, "_write", lambda batch: write(batch if not left else [left.pop()]))  # no decision
+        record(made, *[S2_STATE] * 6)
+        made.start()
+        await until(lambda: made.stored)
+        await made.stop()
+        return made.stored, made.lost
+
+    assert in_loop(run()) == (6 - failures, failures)
+    assert len([text for text in caplog.messages if "away" in text]) == 1
+    assert len([text for text in caplog.messages if "is back" in text]) == 1
+
+
 def test_a_write_that_does_not_come_back_is_away_and_counts_as_pending_at_the_end(file, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "CUT_S", 0.05)
     monkeypatch.setattr(recorder, "STOP_S", 2.5)

@@ -3,28 +3,23 @@
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from gnnlab.stages.torch_devices import TorchDevice
+
+cpu, gpu, npu = (partial(TorchDevice, f"plan_devices:{name}", "CPU", "torch") for name in ("cpu", "gpu", "npu"))
 
 
 @dataclass(frozen=True)
 class Failing(TorchDevice):
-    """Computes right until the call of this number, then does something else."""
+    """Computes right for five calls, then acts."""
 
     act: object = None
-    at: int = 5
 
     def load(self, *arguments, **conditions):
-        loaded, calls = super().load(*arguments, **conditions), [0]
+        loaded, calls = super().load(*arguments, **conditions), iter(range(5))
         right = loaded.run
-
-        def run(values):
-            calls[0] += 1
-            if calls[0] > self.at:
-                self.act()
-            return right(values)
-
-        loaded.run = run
+        loaded.run = lambda values: right(values) if next(calls, None) is not None else self.act()
         return loaded
 
 
@@ -32,25 +27,6 @@ def _raise():
     raise RuntimeError("out of power")
 
 
-def cpu():
-    return TorchDevice("plan_devices:cpu", "CPU", "torch")
-
-
-def gpu():
-    return TorchDevice("plan_devices:gpu", "CPU", "torch")
-
-
-def npu():
-    return TorchDevice("plan_devices:npu", "CPU", "torch")
-
-
-def raises():
-    return Failing("plan_devices:raises", "CPU", "torch", act=_raise)
-
-
-def exits():
-    return Failing("plan_devices:exits", "CPU", "torch", act=lambda: os._exit(7))
-
-
-def hangs():
-    return Failing("plan_devices:hangs", "CPU", "torch", act=lambda: time.sleep(3600))
+raises = partial(Failing, "plan_devices:raises", "CPU", "torch", act=_raise)
+exits = partial(Failing, "plan_devices:exits", "CPU", "torch", act=partial(os._exit, 7))
+hangs = partial(Failing, "plan_devices:hangs", "CPU", "torch", act=partial(time.sleep, 3600))

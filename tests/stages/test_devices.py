@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from gnnlab.child import Worker
 from gnnlab.errors import Unavailable
 from gnnlab.stages import devices, runtimes, torch_devices
 from gnnlab.stages.devices import Availability
@@ -83,7 +82,7 @@ def test_a_device_of_static_shapes_takes_the_smallest_model_that_holds_a_graph_a
     models, nodes, edges, taken
 ):
     model = model_for(STATIC, Config("sage", FEATURES, nodes, edges, 3, 3, STATIC.name), models)
-    assert (model.nodes, model.edges) == taken
+    assert model.size == taken
     loaded, values = load(STATIC, models, 3, 3, nodes, edges), values_of(nodes, edges)
     assert (loaded.bind is None) == (taken != (nodes, edges))
     call, outputs = loaded.bound(values)
@@ -174,7 +173,7 @@ def test_every_block_is_compiled_once_for_all_sizes_however_many_there_are(monke
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", lambda block, **how: compile_(block, backend=backend, **how))
-    monkeypatch.setattr(torch_devices, "_COMPILED", {})
+    torch_devices._compiled.cache_clear()
     torch._dynamo.reset()
     blocks = [(first, last) for first in range(1, 5) for last in range(first, 6)]  # 14: torch keeps 8 of one code
     for nodes, edges in ((11, 30), (9, 50)):
@@ -208,16 +207,13 @@ def test_scatter_add_is_right_with_two_threads_of_onnx_runtime(models):
 @pytest.mark.parametrize("name", ["onnxruntime:CPU", "openvino:CPU"])
 def test_a_model_that_is_missing_or_damaged_is_asked_for_in_one_line(models, tmp_path, name):
     device = devices.find(name)
-    good = model_for(device, Config("sage", FEATURES, 11, 30, 3, 3, name), models)
-    why = f"no whole model of stage 3 by {device.exporter}; export it: gnnlab stages --export"
-    shutil.copytree(good.path.parent, tmp_path / "copy")
-    cut = replace(good, path=tmp_path / "copy" / good.path.name)
-    largest = max((tmp_path / "copy").glob("model.*"), key=lambda file: file.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[:-7])
-    bad = [cut, replace(good, path=tmp_path / "gone" / good.path.name), replace(good, status="wrong")]
-    for model in (*bad, replace(good, status="failed", path=None)):
-        with unavailable(why):
-            load(device, models, 3, 3, model=model)
+    shutil.copytree(models / "sage-6/3" / device.exporter, tmp_path / "sage-6/3" / device.exporter)
+    (file,) = tmp_path.rglob("dynamic/model.[ox]*")
+    load(device, tmp_path, 3, 3)
+    for damage in (lambda: file.write_bytes(file.read_bytes()[:-7]), file.unlink, lambda: shutil.rmtree(file.parent)):
+        damage()
+        with unavailable(f"no whole model of stage 3 by {device.exporter}; export it: gnnlab stages --export"):
+            load(device, tmp_path, 3, 3)
     with unavailable("no whole model of stages 1-5 by openvino for 41x99; export it"):
         load(STATIC, models, 1, 5, 41, 99)
 
@@ -281,12 +277,11 @@ def test_a_probe_that_hangs_ends_after_half_a_minute_and_says_so(monkeypatch):
     """Fault 12: it took two minutes."""
     limits = {name: device.probe_s for name, device in devices.all_devices().items()}
     assert limits.pop("torch-compiled:CPU") == 120 and {devices.PROBE_S, *limits.values()} == {30}
-    with Worker() as worker:
-        assert devices.probe_in(worker, "fake_devices:hangs", timeout_s=0.5).why == "no answer within 0.5 s"
-        assert devices.probe_in(worker, "fake_devices:behaves").usable
-    with monkeypatch.context() as patch, refused("device fake_devices:hangs_in_its_factory: no answer within 0.5 s"):
-        patch.setattr(devices, "PROBE_S", 0.5)
+    monkeypatch.setattr(devices, "PROBE_S", 0.5)
+    assert devices.probe(["fake_devices:hangs"])["fake_devices:hangs"].why == "no answer within 0.5 s"
+    with refused("device fake_devices:hangs_in_its_factory: no answer within 0.5 s"):
         devices.tried(["torch:CPU", "fake_devices:hangs_in_its_factory"])
+    monkeypatch.undo()
     assert list(devices.tried(["torch:CPU", "fake_devices:behaves"])) == ["torch:CPU", "fake_devices:behaves"]
 
 

@@ -32,7 +32,7 @@ def traced(x, edge_index):
 def written(known, block):
     """The model's own outputs, and those of the graph's nodes by name."""
     names, writes = reads(LAYER, *block), LAYER.block(*block).writes
-    model = Model("sage", 4, *block, "handbuilt", "segment_sum", None, None, names, writes)
+    model = Model("sage", 4, *block, "handbuilt", "segment_sum", None, names, writes)
     adapter = InputAdapter(LAYER, model, known["x"].shape[0], known["edge_index"].shape[1])
     results = compiled(*block)(adapter.inputs(known)).to_tuple()
     return results, adapter.outputs(results)
