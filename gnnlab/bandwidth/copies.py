@@ -22,7 +22,7 @@ import pandas as pd
 from gnnlab import machine
 from gnnlab.errors import GnnlabError
 from gnnlab.stages import devices
-from gnnlab.stages.devices import Availability, Bound, Device, Loaded, run_by
+from gnnlab.stages.devices import Availability, Device, Loaded, Values
 from gnnlab.stages.export import HANDBUILT, export
 from gnnlab.stages.measure import Config
 from gnnlab.stages.sizes import layer_of
@@ -119,13 +119,15 @@ class PlainCopy(Device):
         return Availability(True, chip=machine.processor(), version=f"numpy {np.__version__}")
 
     def load(self, layer: Any, first: int, last: int, model: Any, *, edges: int, **conditions: Any) -> Loaded:
-        (source,), (result,) = layer.block(first, last).reads, layer.block(first, last).writes
-        target, about = np.empty((edges, layer.features), np.float32), self.probe()
+        block, about = layer.block(first, last), self.probe()
+        (source,), (result,) = block.reads, block.writes
+        target = np.empty((edges, layer.features), np.float32)
 
-        def bind(values: Mapping[str, np.ndarray]) -> Bound:
-            return partial(np.copyto, target, values[source]), lambda _: {result: target}
+        def run(values: Values) -> dict[str, np.ndarray]:
+            np.copyto(target, values[source])
+            return {result: target}
 
-        return Loaded(run_by(bind), about.chip, about.version, bind=bind)
+        return Loaded(run, about.chip, about.version)
 
 
 plain_copy = partial(PlainCopy, PLAIN_COPY, "CPU", "numpy")  # the factory that `PLAIN_COPY` names

@@ -148,7 +148,7 @@ def prediction_rows(predictor: Predictor, test: pd.DataFrame) -> dict[str, pd.Da
     predicted = predicted[predicted["origin"] == INTERPOLATED]
     test = test.loc[predicted.index]
     if test.empty:
-        return {"off_grid": predicted, "off_grid_error": predicted}
+        return dict.fromkeys(("off_grid", "off_grid_error"), predicted.assign(runs_on="", stage="", size=""))
     rows = measurement_rows(test).set_index(test.index).assign(runs_on=test["device"], form="predicted")
     times = rows.drop(columns="samples").assign(statistic="estimate", interval=PREDICTION, **predicted)
     off = 100 * (test[["ms", "ms_low", "ms_high"]].rdiv(predicted["value"], axis=0) - 1).abs()

@@ -7,7 +7,8 @@
     tables = S4Tables(measured.fit, measured.copies)        # as `bandwidth.measure` gives them
     tables.entries, tables.rates; tables.write(folder)
 
-S4 names processors; the lab has several devices on one. An entry is of its processor's best device.
+S4 names processors, and the lab has several devices on one: an entry is of that which has times of most stages and
+sizes, and of these of the fastest.
 """
 
 from __future__ import annotations
@@ -45,10 +46,9 @@ _S4 = "give a table in S4's format"
 class S4Tables:
     """Both tables, of measurements (`fit`) and copies.
 
-    entries: the lookup table as rows: measurements with key, `FIELDS`, moved_bytes, flops, origin, diagnosis, of the
-        device of each processor that has times of most stages and sizes, and of these the fastest. transfer: a copy
-        through that device of the bytes that the stage moves, without its launch, and no more than the whole; compute:
-        what remains of the measured time.
+    entries: the lookup table as rows: measurements with key, `FIELDS`, moved_bytes, flops, origin, diagnosis. transfer:
+        a copy through the device of the bytes that the stage moves, without its launch, and no more than the whole;
+        compute: what remains of the measured time.
     rates: the bandwidth table as rows, with gb_s, gb_s_low, gb_s_high (NaN where launch or noise hide it), n (samples).
         Of a copy of as many bytes as the stage moves in the geometric mean over its sizes.
 
@@ -107,7 +107,7 @@ class S4Tables:
         write_json(folder / LOOKUP, entries[FIELDS].to_dict("index"))
         write_json(folder / BANDWIDTH, (1e3 * known).to_dict())  # MB/s
         for name, table in ((LOOKUP, entries), (BANDWIDTH, rates)):
-            told = table[table.columns.intersection(TOLD)].astype(object).replace(np.nan, None)
+            told = table[[column for column in TOLD if column in table]].astype(object).replace(np.nan, None)
             write_json(folder / name.replace(".json", ".about.json"), {**head, "entries": told.to_dict("index")})
         return {"times": len(entries), "bandwidths": len(known), "stages without bandwidth": len(rates) - len(known)}
 
@@ -125,21 +125,18 @@ def _best(alone: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_lookup(path: Path) -> pd.DataFrame:
-    """A lookup table in S4's format: nodes, edges, processor, stage and the four fields, ms; NaN where one is missing.
+    """A lookup table in S4's format: nodes, edges, processor, stage and `FIELDS`, ms; NaN where one is missing.
 
-    Raises `GnnlabError`: the file is missing, in another format or empty, or an entry has no time, one that is none, or
-    parts whose sum is not its total; one line that names the file and the key.
+    Raises `GnnlabError`: the file is missing, in another format or empty; an entry has no time, or contradicts itself.
     """
     rows = []
     for key, entry in _items(path, _LOOKUP_KEY, '"nodes,edges,PU,stage"; PU: CPU, GPU, NPU; stage: 1 to 7'):
-        where = f"{path}, {key}"
-        if not isinstance(entry, dict):
-            raise GnnlabError(f"{where}: {quoted(entry)} is no entry; write total_time_ms and others in braces")
-        given = {name: value for name in FIELDS if (value := entry.get(name)) is not None}
+        where, fields = f"{path}, {key}", entry if isinstance(entry, dict) else {}
+        given = {name: value for name in FIELDS if (value := fields.get(name)) is not None}
         times = {n: _number(f"{where}, {n}", value, may_be_0=n != "total_time_ms") for n, value in given.items()}
         compute, transfer, total, std = (times.get(name, np.nan) for name in FIELDS)
         if np.isnan(compute) and np.isnan(total):
-            raise GnnlabError(f"{where}: no time; give total_time_ms, compute_time_ms, or both")
+            raise GnnlabError(f"{where}: {quoted(entry)} has no time; give total_time_ms, compute_time_ms, or both")
         if abs(compute + transfer - total) > max(0.01 * total, 1e-6):  # False where one of them is missing
             parts = f"compute {compute:g} + transfer {transfer:g} ms"
             raise GnnlabError(f"{where} contradicts itself: {parts}, total {total:g} ms")
@@ -151,10 +148,7 @@ def read_lookup(path: Path) -> pd.DataFrame:
 
 
 def read_bandwidth(path: Path) -> dict[str, float]:
-    """A bandwidth table in S4's format: MB/s by processor and stage ("CPU_stage1").
-
-    Raises `GnnlabError`: the file is missing, in another format, or holds what is no bandwidth; one line.
-    """
+    """A bandwidth table in S4's format: MB/s by processor and stage ("CPU_stage1"). Raises as `read_lookup`."""
     items = _items(path, _RATE_KEY, '"PU_stageN"; PU: CPU, GPU, NPU; N: 1 to 7')
     return {key: _number(f"{path}, {key}", value) for key, value in items}
 

@@ -76,7 +76,7 @@ def run(arguments: Namespace) -> int:
     show(_known(costs, source, nodes, edges))
     given = [parse(arguments.plan)] if arguments.plan is not None else []
     ranking = Planner(costs, GRAPHS[arguments.objective], max_blocks=arguments.blocks).rank(nodes, edges, also=given)
-    (chosen,) = given or [ranking.chosen]
+    chosen = given[0] if given else ranking.chosen
     show(f"{nodes}x{edges}: {chosen.words()}\n  {chosen}\n{_why(chosen, ranking, arguments)}")
     show(_compared(chosen, ranking))
     if arguments.execute:
@@ -102,24 +102,22 @@ def _check(arguments: Namespace) -> None:
 
 def _known(costs: Costs, source: Path | str, nodes: int, edges: int) -> str:
     """What there are times of, and what is lacking."""
-    timed, sizes = [device for device in costs.devices if costs.blocks(device)], costs.sizes
-    least, most = (f"{n}x{e}" for n, e in (sizes[0], sizes[-1]))
-    lacking = [f"{device}: {what}." for device, what in costs.lacking(nodes, edges).items()]
-    text = f"{source}: times of {', '.join(timed)}; sizes: {len(sizes)}, from {least} to {most}."
-    return "\n".join([text, *costs.notes, *lacking])
+    timed, sizes = [name for name in costs.devices if costs.blocks(name)], [f"{n}x{e}" for n, e in costs.sizes]
+    text = f"{source}: times of {', '.join(timed)}; sizes: {len(sizes)}, from {sizes[0]} to {sizes[-1]}."
+    return "\n".join([text, *costs.notes, *(f"{name}: {what}." for name, what in costs.lacking(nodes, edges).items())])
 
 
 def _why(chosen: Plan, ranking: Ranking, arguments: Namespace) -> str:
     """Its time, where that comes from, what it was compared with, and what the best single device would take."""
-    graphs, blocks, origin = GRAPHS[arguments.objective], arguments.blocks, ranking.table.loc[chosen, "origin"]
+    graphs, blocks, at = GRAPHS[arguments.objective], arguments.blocks, ranking.table
     of = f"a graph in a stream of {graphs}" if graphs > 1 else "for a graph alone"
-    text = f"Expected {_ms(chosen, ranking)} ms {of}; times {origin}."
-    if origin == "extrapolated":
+    text = f"Expected {_ms(chosen, ranking)} ms {of}; times {at['origin'][chosen]}."
+    if at["origin"][chosen] == "extrapolated":
         text += " Some sizes lie outside those that were measured: take the times with care, or measure larger ones."
-    text += f" {len(ranking.table)} plans of at most {blocks} block{'s' * (blocks > 1)} were compared (--blocks)."
+    text += f" {len(at)} plans of at most {blocks} block{'s' * (blocks > 1)} were compared (--blocks)."
     alone = ranking.one_device_plans[:1]
-    if alone and chosen != alone[0]:
-        times = ranking.table.loc[alone[0], "ms"] / ranking.table.loc[chosen, "ms"]
+    if alone and alone[0] != chosen:
+        times = at["ms"][alone[0]] / at["ms"][chosen]
         text += f" The best single device ({alone[0].words()}) takes {times:.3g} times as long."
         text += " One runtime on all cores may be faster than any plan: notebook 07 measures that, too."
     return text
@@ -127,14 +125,12 @@ def _why(chosen: Plan, ranking: Ranking, arguments: Namespace) -> str:
 
 def _compared(chosen: Plan, ranking: Ranking) -> Table:
     """The best plans, the chosen one, the best of one device."""
-    plans = {*ranking.table.index[:LISTED], chosen, *ranking.one_device_plans[:1]}
-    rows = []
-    for plan in sorted(plans, key=ranking.table["ms"].get):
+    rows, shown = [], {*ranking.table.index[:LISTED], chosen, *ranking.one_device_plans[:1]}
+    for plan in sorted(shown, key=ranking.table["ms"].get):
         mark = ", ".join(["chosen"] * (plan == chosen) + ["one device"] * (len(plan.devices) == 1))
         rows.append((plan.words(), _ms(plan, ranking), mark))
     return table("the plans that it was compared with", ("plan", "ms a graph (90 %)", ""), rows)
 
 
 def _ms(plan: Plan, ranking: Ranking) -> str:
-    row = ranking.table.loc[plan]
-    return f"{row['ms']:.3g} ({row['low']:.3g} to {row['high']:.3g})"
+    return "{ms:.3g} ({low:.3g} to {high:.3g})".format_map(ranking.table.loc[plan])

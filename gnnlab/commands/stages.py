@@ -26,8 +26,8 @@ from .arguments import add_params
 from .tables import say, warn_if_busy
 
 SWEEP, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
-OPTIONS = ("models", "sizes", "blocks", "devices", "layer", "features", "precision", "threads", "budget_s", "force")
-OPTIONS += ("cluster",)
+CHOICES = ("sizes", "devices", "blocks")  # with one of them, results go to outputs/lab
+OPTIONS = (*CHOICES, "models", "layer", "features", "precision", "threads", "budget_s", "force", "cluster")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,12 +36,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--measure", action="store_true", help="measure what is not known yet")
     parser.add_argument("--analyze", action="store_true", help="print the report, write S4's files and both tables")
     parser.add_argument("--all", action="store_true", help="all three")
-    what = "nodes x edges as 1000x10000, study, a JSON file, or graph:NAME"
+    what = "as 1000x10000 (nodes x edges), study, a JSON file, or graph:NAME"
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help=what)
-    what = "devices, as openvino:CPU or module:factory (default: all)"
-    parser.add_argument("--devices", nargs="+", metavar="DEVICE", help=what)
-    what = "3, 1-5, stages (each by itself), all (fused, too)"
-    parser.add_argument("--blocks", nargs="+", metavar="BLOCK", help=what)
+    parser.add_argument("--devices", nargs="+", metavar="DEVICE", help="openvino:CPU, module:factory (default: all)")
+    parser.add_argument(
+        "--blocks", nargs="+", metavar="BLOCK", help="3, 1-5, stages (each by itself), all (fused, too)"
+    )
     what = "of a Dask scheduler whose workers measure; each declares its processor, as in `dask worker ADDRESS "
     what += '--nthreads 1 --resources "NPU=1"` (needs gnnlab[cluster], and a folder of models that all see)'
     parser.add_argument("--cluster", metavar="ADDRESS", help=what)
@@ -122,7 +122,7 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
 
     request = discovery.request((*SWEEP, TABLES), arguments.params)
     root, (of_04, of_05, of_06) = discovery.root(), (request.values[path.stem] for path in request.chosen)
-    named = {name: value for name in ("sizes", "devices", "blocks") if (value := getattr(arguments, name))}
+    named = {name: value for name in CHOICES if (value := getattr(arguments, name))}
     values = of_04 | of_05 | named | {"tables": of_06, "cluster": arguments.cluster}
     own = named and request.params.parent == root / "params"
     place = root / discovery.LAB if own else request.folder  # what a run left stays as it is

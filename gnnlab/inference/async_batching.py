@@ -12,6 +12,7 @@ event loop itself, where it is `short`: handing it over would take longer.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,12 +31,11 @@ class Late(GnnlabError):
 
 
 class Request(NamedTuple):
-    """A state that waits for its answer, until when by the clock of the loop, and how many bytes it is counted as."""
+    """A state that waits for its answer, until when by the clock of the loop."""
 
     state: Any
     answer: asyncio.Future
     due_s: float
-    size: int
 
 
 class AsyncBatcher:
@@ -49,8 +49,7 @@ class AsyncBatcher:
     `deadline_s`: a request that is not answered so many seconds after it came raises `Late`, and is not computed if
     that has not begun. `stop_s`: how long the end of the `async with` waits for answers before what is left fails.
 
-    `unanswered` requests wait or are in the batch that runs, late and cancelled ones until that ends; `waiting_bytes`
-    is the sum of `size_of(state)` over them.
+    `unanswered` requests wait or are in the batch that runs, late and cancelled ones until that ends.
     """
 
     def __init__(
@@ -59,15 +58,14 @@ class AsyncBatcher:
         *,
         max_batch: int = 64,
         short: Callable[[list[Any]], bool] = lambda states: False,
-        deadline_s: float | None = None,
+        deadline_s: float = math.inf,
         stop_s: float = 30.0,
-        size_of: Callable[[Any], int] = lambda state: 0,
     ) -> None:
-        self._predict_batch, self._max_batch, self._short, self._size_of = predict_batch, max_batch, short, size_of
-        self._deadline_s, self._stop_s = float("inf") if deadline_s is None else deadline_s, stop_s
+        self._predict_batch, self._max_batch, self._short = predict_batch, max_batch, short
+        self._deadline_s, self._stop_s = deadline_s, stop_s
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._open, self.waiting_bytes = False, 0
+        self._open = False
 
     async def __aenter__(self) -> AsyncBatcher:
         """Start the thread. Raises `GnnlabError`: it cannot start."""
@@ -80,10 +78,8 @@ class AsyncBatcher:
         try:
             Thread(target=self._work, name="gnnlab-batch", daemon=True).start()
         except (RuntimeError, MemoryError) as error:
-            why = one_line(error)
-            raise GnnlabError(
-                f"the batcher has no thread: {why}; allow more (ulimit -u, a container's pids)"
-            ) from error
+            remedy = "allow more (ulimit -u, a container's pids)"
+            raise GnnlabError(f"the batcher has no thread: {one_line(error)}; {remedy}") from error
         self._open = True
         return self
 
@@ -98,7 +94,7 @@ class AsyncBatcher:
             self._jobs.put(None)  # the thread ends, once it comes back
             for request in chain(self._running, self._waiting):
                 _settle(request.answer, GnnlabError("the batcher stopped before it came to an answer"))
-            self._taken()
+            self._waiting.clear()
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -113,10 +109,9 @@ class AsyncBatcher:
         """
         if not self._open:
             raise GnnlabError("the batcher takes no requests; enter it with `async with`")
-        request = Request(state, self._loop.create_future(), self._loop.time() + self._deadline_s, self._size_of(state))
+        request = Request(state, self._loop.create_future(), self._loop.time() + self._deadline_s)
         self._waiting.append(request)
-        self.waiting_bytes += request.size
-        if self._timer is None and self._deadline_s < float("inf"):
+        if self._timer is None and self._deadline_s < math.inf:
             self._timer = self._loop.call_at(request.due_s, self._expire)
         if self._idle.is_set():
             self._idle.clear()
@@ -154,9 +149,7 @@ class AsyncBatcher:
             request = self._waiting.popleft()
             if request.due_s <= now_s:
                 self._late(request)
-            if request.answer.done():  # late, or its caller has gone
-                self.waiting_bytes -= request.size
-            else:
+            if not request.answer.done():  # late, or its caller has gone
                 taken.append(request)
         return taken
 
@@ -164,7 +157,6 @@ class AsyncBatcher:
         """Give the batch that runs its answers, and go on with the next one."""
         batch, self._running = self._running, []
         for request, value in zip(batch, values, strict=True):
-            self.waiting_bytes -= request.size
             _settle(request.answer, value)
         if self._waiting:
             self._loop.call_soon(self._next)
@@ -183,7 +175,7 @@ class AsyncBatcher:
                 break
             self._late(request)
         while self._waiting and self._waiting[0].answer.done():
-            self.waiting_bytes -= self._waiting.popleft().size
+            self._waiting.popleft()
 
     def _work(self) -> None:
         """The thread: one batch after the other."""

@@ -84,11 +84,6 @@ class PredictionCache:
         with self._lock:
             self._entries.update(copies)
 
-    def clear(self) -> None:
-        """Remove all entries."""
-        with self._lock:
-            self._entries.clear()
-
 
 class Predictor:
     """Decisions for states of edge networks, which are dicts or JSON as bytes: checked, and computed by one engine.

@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from sys import getsizeof
 from threading import Lock
 from typing import Annotated, Any, NamedTuple
@@ -23,6 +23,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
+from cachetools import LRUCache
 from msgspec import Meta, Struct
 from torch import Tensor
 
@@ -58,17 +59,7 @@ class NetworkState(Struct, forbid_unknown_fields=True):
     links: Links = ()
 
 
-class Named(Struct):
-    node_id: Any
-
-
-class Names(Struct):
-    """What an invalid state is read as to find the name of a node."""
-
-    nodes: tuple[Named, ...]
-
-
-_decoder, _names = msgspec.json.Decoder(NetworkState), msgspec.json.Decoder(Names)
+_decoder = msgspec.json.Decoder(NetworkState)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,27 +144,24 @@ class TopologyCache:
     """
 
     def __init__(self, most_bytes: int = 32 << 20) -> None:
-        self.most_bytes, self.held_bytes = most_bytes, 0
-        self._entries: OrderedDict[tuple[Ids, Links], tuple[Topology, int]] = OrderedDict()
-        self._lock = Lock()
+        self._entries, self._lock = LRUCache(most_bytes, getsizeof=itemgetter(1)), Lock()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._entries.currsize
 
     def topology(self, node_ids: Ids, links: Links) -> Topology:
         """The topology of the links between these nodes. Raises `GnnlabError`: an id or a link is there twice, or a
         link joins what is no node, or one node."""
         key = node_ids, links
-        with self._lock:
-            if entry := self._entries.get(key):
-                self._entries.move_to_end(key)
-                return entry[0]
+        with self._lock, suppress(KeyError):
+            return self._entries[key][0]
         made = _topology(node_ids, links)
         parts = chain([node_ids, links], node_ids, links, chain.from_iterable(links))
         size = made.most_bytes + sum(map(getsizeof, parts))
-        with self._lock:
-            if size <= self.most_bytes // 8 and key not in self._entries:  # another thread may have been faster
+        if size <= self._entries.maxsize // 8:
+            with self._lock:
                 self._entries[key] = made, size
-                self.held_bytes += size
-            while self.held_bytes > self.most_bytes:
-                self.held_bytes -= self._entries.popitem(last=False)[1][1]
         return made
 
 
@@ -201,8 +189,8 @@ def _name(state: Any, problem: str) -> str:
     path = re.search(r" - at `\$\.nodes\[(\d+)\][.\w]*`$", problem[-LONGEST:])
     try:
         place = int(path[1])
-        read = _names.decode(state) if isinstance(state, bytes) else msgspec.convert(state, Names)
-        return f"node {quoted(read.nodes[place].node_id)}: "
+        read = msgspec.json.decode(state) if isinstance(state, bytes) else state
+        return f"node {quoted(read['nodes'][place]['node_id'])}: "
     except Exception:  # no path, no id, no JSON behind the problem, another list of that name: it goes without
         return ""
 

@@ -50,17 +50,13 @@ ALTERNATIVES = {  # the device whose model of all stages it runs, on which of Op
 NEEDED = [form for form, (device, *_) in ALTERNATIVES.items() if device == EXPORTED]  # for `ALL`
 ONE_DEVICE = "over plans of one device"
 ALL = f"{ONE_DEVICE} and OpenVINO's own ways"
+Call = Callable[[], np.ndarray]
 _ESTIMATED = {"better": "lower", "statistic": "estimate"}
 
 
-def alternatives(
-    layer: StagedLayer, cases: Sequence[Case], models: Path | str, count: int
-) -> dict[str, Callable[[], np.ndarray]]:
+def alternatives(layer: StagedLayer, cases: Sequence[Case], models: Path | str, count: int) -> dict[str, Call]:
     """`ALTERNATIVES` as calls: `count` graphs in turn, the last result (N, F'). Those are left out whose model of the
-    whole layer was not exported; what each makes of every graph has been checked.
-
-    Raises:
-        GnnlabError: a result is wrong.
+    whole layer was not exported. `ParityError`: what one makes of a graph is wrong.
     """
     nodes, edges = cases[0].size
     names = ",".join(sorted(openvino_core().available_devices, key=lambda name: name.startswith("CPU")))
@@ -107,9 +103,7 @@ def expected_rows(ranking: Ranking, plans: Sequence[Plan]) -> pd.DataFrame:
     """ms a graph that some plans are expected to take, a row each."""
     table, forms = ranking.table.loc[plans].rename(columns={"ms": "value"}), [plan.words() for plan in plans]
     fixed = {"unit": "ms", "origin": "predicted", "interval": PREDICTION, "n": 1, **_ESTIMATED}
-    notes = [[f"times of blocks {origin}"] for origin in table["origin"]]
-    conditions = pd.DataFrame([conditions_of(form) for form in forms], table.index)
-    return table.assign(form=forms, notes=notes, **fixed).join(conditions)
+    return table.assign(form=forms, **fixed).join(pd.DataFrame(map(conditions_of, forms), table.index))
 
 
 class Comparison:
@@ -128,10 +122,11 @@ class Comparison:
             expected = self.rankings[ran.size].table.loc[parse(ran.form), "ms"]
             off, *ends = (100 * abs(expected / ms - 1) for ms in (ran.value, ran.low, ran.high))
             low = 0.0 if ran.low <= expected <= ran.high else min(ends)
+            row = {"size": ran.size, "plan": ran.form, "value": off, "low": low, "high": max(ends), "n": ran.n}
             notes = [f"expected {expected:.3g} ms a graph, executed {ran.value:.3g} ms"]
-            row = {"size": ran.size, "plan": ran.form, "form": "predicted", "value": off, "low": low, "high": max(ends)}
-            rows.append({**row, "n": ran.n, "notes": notes, **conditions_of(ran.form)})
-        return pd.DataFrame(rows).assign(unit="%", origin="measured", interval=CONFIDENCE, **_ESTIMATED)
+            rows.append({**row, "notes": notes, **conditions_of(ran.form)})
+        fixed = {"form": "predicted", "unit": "%", "origin": "measured", "interval": CONFIDENCE, **_ESTIMATED}
+        return pd.DataFrame(rows).assign(**fixed)
 
     def gains(self) -> pd.DataFrame:
         """How many times as fast the fastest plan is as the best of one device, and as the best of these and of the
@@ -154,11 +149,9 @@ class Comparison:
 
     def finding(self, written: Callable[[Estimate, str], tuple[str, str]]) -> str:
         """Does planning pay? One sentence of the numbers of `gains`: over the alternatives where all of them ran.
-
         `written`: how an estimate and its interval are written, as `gnnlab.lab.text.with_unit` does on the same page.
         """
-        gains = self.gains()
-        gains = gains[gains["value"].notna()].groupby("size", sort=False).tail(1)
+        gains = self.gains().dropna(subset="value").groupby("size", sort=False).tail(1)
         best = gains.loc[gains["value"].idxmax()]
         pays, loses = (gains["low"] > 1).sum(), (gains["high"] < 1).sum()
         if len(gains) > 1:

@@ -61,17 +61,14 @@ class Costs:
 
     @classmethod
     def measured(cls, tables: Path, stages: Path, devices: Sequence[str] = ()) -> Costs:
-        """The times and copies measured here, of the `devices` named; of none: this CPU's, but `SLOW_TO_LOAD`.
-
-        Raises:
-            GnnlabError: the journals are missing, a device is not known, or none has times.
+        """The times and copies measured here, of the `devices` named; of none: this CPU's, but `SLOW_TO_LOAD`. Raises
+        `GnnlabError`: the journals are missing, a device is not known, or none has times.
         """
         fit, _, copies, _ = read(tables, stages)
         layer, features, precision, threads = fit[["layer", "features", "precision", "threads"]].iloc[0]
         if (precision, threads) != ("float32", 1):
-            raise GnnlabError(
-                f"{stages} has times of {precision}, {threads} threads; plans need float32 and one thread"
-            )
+            given = f"{precision}, {threads} threads"
+            raise GnnlabError(f"{stages} has times of {given}; plans need float32 and one thread")
         transfers = Transfers.fit(copies)
         predictor = Predictor.fit(layer_of(layer, int(features)), fit, transfers)
         timed = predictor.devices
@@ -81,10 +78,8 @@ class Costs:
         if not set(chosen) & set(timed):
             named, have = ", ".join(chosen) or "a device of this CPU", ", ".join(timed)
             raise GnnlabError(f"no times of {named} in {stages}; it has those of {have} (notebook 05 measures others)")
-        # devices hand on by a plain copy, into memory that all of them read
-        return cls(
-            predictor.layer, chosen, predictor, lambda source, target, size: transfers.plain.ms(size), processors
-        )
+        plain = transfers.plain  # devices hand on by a plain copy, into memory that all of them read
+        return cls(predictor.layer, chosen, predictor, lambda source, target, size: plain.ms(size), processors)
 
     @classmethod
     def from_tables(cls, lookup: Path, bandwidth: Path) -> Costs:
@@ -134,10 +129,7 @@ class Costs:
     @lru_cache(maxsize=100_000)  # noqa: B019 - a ranking asks for the same call in many plans
     def predict(self, device: str, first: int, last: int, nodes: int, edges: int) -> Prediction:
         """The time of a block in one call, its interval (95 % where it was measured, else 90 %), and its origin:
-        measured, interpolated, extrapolated or read.
-
-        Raises:
-            GnnlabError: there is no time.
+        measured, interpolated, extrapolated or read. Raises `GnnlabError`: there is no time.
         """
         call = (device, first, last, nodes, edges)
         if call in self.known:

@@ -29,10 +29,10 @@ import psutil
 import torch
 
 from gnnlab.errors import GnnlabError, ParityError
-from gnnlab.plans.costs import Costs, Span
+from gnnlab.plans.costs import Costs
 from gnnlab.plans.plans import Block, Plan
 from gnnlab.plans.processes import DeviceProcesses, signal_to, wait_for
-from gnnlab.plans.rank import Cores, block_of, cores_of, device_steps, last_full_stage, window
+from gnnlab.plans.rank import Cores, DeviceStep, block_of, cores_of, device_steps, window
 from gnnlab.stages import devices
 from gnnlab.stages.export import model_for
 from gnnlab.stages.measure import Config
@@ -47,8 +47,8 @@ _keys = itertools.count()
 
 
 class Case(NamedTuple):
-    """A graph in memory that processes share, x (N, F) float32 and edge_index (2, E) int64, and what the plain layer
-    makes of it in float32 and in float64, (N, F')."""
+    """A graph in shared memory, x (N, F) float32 and edge_index (2, E) int64, and what the plain layer makes of it in
+    float32 and in float64, (N, F')."""
 
     graph: Tensors
     expected: np.ndarray
@@ -101,11 +101,10 @@ class Executor(AbstractContextManager):
         values = {name: self.layer.values[name] for name in names}
         room = {name: torch.zeros(value.shape(*cases[0].size), dtype=value.dtype) for name, value in values.items()}
         self._slots = [_shared(room) for _ in range(window(len(plan.blocks)))]
-        requests, graphs, folder = {}, [case.graph for case in cases], None if models is None else str(models)
-        for place, device, *_, calls, _ in steps:
-            spans, layer = tuple(call[1:3] for call in calls), (self.layer.name, self.layer.features)
-            task = Task(device, *layer, plan.blocks, place, spans, folder, cores[device])
-            requests[device] = (_open, self.key, task, graphs, self._slots)
+        requests, graphs, layer = {}, [case.graph for case in cases], (self.layer.name, self.layer.features)
+        for step in steps:
+            task = Task(step, *layer, plan.blocks, models, cores[step.device])
+            requests[step.device] = (_open, self.key, task, graphs, self._slots)
         processes.ask(requests)
 
     def __exit__(self, *exception: object) -> None:
@@ -113,20 +112,15 @@ class Executor(AbstractContextManager):
             self.processes.ask(dict.fromkeys(self.plan.devices, (_close, self.key)))
 
     def run(self, count: int) -> np.ndarray:
-        """Send `count` graphs through, in turn; the result of the last, (N, F').
-
-        Raises:
-            GnnlabError: a device failed, or its process died or hangs.
-        """
-        return self._send([place % len(self.cases) for place in range(count)])
+        """Send `count` graphs through, in turn; the result of the last, (N, F'). Raises `GnnlabError`: a device failed,
+        or its process died or hangs."""
+        numbers = [place % len(self.cases) for place in range(count)]
+        self.processes.ask(dict.fromkeys(self.plan.devices, (_stream, self.key, numbers)))
+        return self._slots[(count - 1) % len(self._slots)][self.layer.result].numpy().copy()
 
     def check(self) -> float:
         """The largest relative error over all graphs. `ParityError`: a result is off by too much."""
-        return max(case.require_equal(self._send([n]), self.plan.words()) for n, case in enumerate(self.cases))
-
-    def _send(self, numbers: list[int]) -> np.ndarray:
-        self.processes.ask(dict.fromkeys(self.plan.devices, (_stream, self.key, numbers)))
-        return self._slots[(len(numbers) - 1) % len(self._slots)][self.layer.result].numpy().copy()
+        return max(case.require_equal(self.run(place + 1), self.plan.words()) for place, case in enumerate(self.cases))
 
 
 def execute_once(
@@ -158,21 +152,23 @@ def _shared(tensors: Tensors) -> Tensors:
 
 
 class Task(NamedTuple):
-    """What a device does in a plan. `place`: of its block; `spans`: its calls; `core`: a number, or a device's name."""
+    """What a device does in a plan. `core`: a number, or the name of a device that needs none."""
 
-    device: str
+    step: DeviceStep
     layer: str
     features: int
     blocks: tuple[Block, ...]
-    place: int
-    spans: tuple[Span, ...]
-    models: str | None
+    models: Path | str | None
     core: int | str
+
+    @property
+    def block(self) -> Block:
+        return self.blocks[self.step.block]
 
     def others(self, step: int) -> list[str]:
         """The devices of the block so many places on, without this one; the first block comes after the last."""
-        block = self.blocks[(self.place + step) % len(self.blocks)]
-        return [device for device in block.devices if device != self.device]
+        block = self.blocks[(self.step.block + step) % len(self.blocks)]
+        return [device for device in block.devices if device != self.step.device]
 
 
 _opened: dict[str, tuple[Task, list[_Part], list[dict[str, np.ndarray]]]] = {}
@@ -193,18 +189,18 @@ def _close(key: str) -> None:
 def _stream(key: str, numbers: Sequence[int]) -> None:
     """This device's part of a stream of graphs, by their numbers."""
     task, parts, slots = _opened[key]
-    first, last, before, after = task.place == 0, task.place == len(task.blocks) - 1, task.others(-1), task.others(1)
+    first, last, before, after = task.blocks[0], task.blocks[-1], task.others(-1), task.others(1)
     if isinstance(task.core, int):
         pin(_CORES[task.core % len(_CORES)])
     for place, number in enumerate(numbers):
-        if not first or place >= len(slots):
+        if task.block != first or place >= len(slots):
             wait_for(before)
         try:
             parts[number].run(slots[place % len(slots)])
         except Exception as error:
-            stages = f"{task.blocks[task.place].first}-{task.blocks[task.place].last}"
+            stages = f"{task.block.first}-{task.block.last}"
             raise GnnlabError(f"failed at graph {place} of the stream (stages {stages}): {one_line(error)}") from None
-        if not last or place + len(slots) < len(numbers):
+        if task.block != last or place + len(slots) < len(numbers):
             signal_to(after)
 
 
@@ -219,11 +215,8 @@ def pin(core: int) -> None:
 
 
 def split(weights: np.ndarray, ratio: float) -> int:
-    """How many of the first rows have as nearly as can be this part of the `weights` (N,); 1 to N - 1 of them.
-
-    Raises:
-        GnnlabError: there is one row alone.
-    """
+    """How many of the first rows have as nearly as can be this part of the `weights` (N,); 1 to N - 1 of them. Raises
+    `GnnlabError`: there is one row alone."""
     if len(weights) < 2:
         raise GnnlabError("a graph of one node cannot be shared by two devices; each needs a node of its own")
     reached = np.cumsum(weights)
@@ -235,23 +228,21 @@ class _Part:
     rows that it writes; those of other nodes are dropped behind the calls that compute all rows."""
 
     def __init__(self, task: Task, x: np.ndarray, edge_index: np.ndarray) -> None:
-        block, self.layer = task.blocks[task.place], layer_of(task.layer, task.features)
-        self.block, self.own, full = block_of(self.layer, block.first, block.last), slice(None), 0
+        block, full, device = task.block, task.step.full, devices.find(task.step.device)
+        self.layer, self.own, self.calls = layer_of(task.layer, task.features), slice(None), []
+        self.block = block_of(self.layer, block.first, block.last)
         if block.shared:
-            until = last_full_stage(self.layer, block.first, block.last)
-            full = sum(span[0] <= until for span in task.spans)
-            into = np.bincount(edge_index[1], minlength=len(x)) if until else np.ones(len(x))
+            into = np.bincount(edge_index[1], minlength=len(x)) if full else np.ones(len(x))
             rows = split(into, block.ratios[0])
-            self.own = slice(0, rows) if task.device == block.devices[0] else slice(rows, len(x))
-            if until:
+            self.own = slice(0, rows) if task.step.device == block.devices[0] else slice(rows, len(x))
+            if full:
                 edges = np.flatnonzero((self.own.start <= edge_index[1]) & (edge_index[1] < self.own.stop))
                 # runtimes refuse graphs without edges: one of another part, whose row is dropped
                 edge_index = np.ascontiguousarray(edge_index[:, edges if len(edges) else [0]])
         self.given = {"x": x, "edge_index": edge_index}  # some devices look at x for the number of nodes
-        device, self.calls = devices.find(task.device), []
-        for place, (first, last) in enumerate(task.spans):
-            size = {"nodes": len(x) if place < full else len(x[self.own]), "edges": edge_index.shape[1]}
-            config = Config(task.layer, task.features, **size, first=first, last=last, device=task.device)
+        for place, (name, first, last, *_) in enumerate(task.step.calls):
+            size = {"nodes": len(x if place < full else x[self.own]), "edges": edge_index.shape[1]}
+            config = Config(task.layer, task.features, **size, first=first, last=last, device=name)
             options = {**size, "threads": 1, "precision": device.computes_in("float32")}
             self.calls.append(device.load(self.layer, first, last, model_for(device, config, task.models), **options))
         self.steps = [call.run for call in self.calls]

@@ -75,9 +75,7 @@ class Plan:
 
 def parse(text: str | Sequence) -> Plan:
     """A plan from words ("1-5 on CPU, 6-7 on NPU") or the list notation, as text (JSON, Python) or as nested lists.
-
-    Raises:
-        GnnlabError: neither of these. Which rules a plan keeps is asked of `Space.check`.
+    Raises `GnnlabError`: neither of these. Which rules a plan keeps is asked of `Space.check`.
     """
     given = _read(text.strip()) if isinstance(text, str) else text
     if not isinstance(given, (list, tuple)) or not given:

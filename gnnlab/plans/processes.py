@@ -53,9 +53,7 @@ class DeviceProcesses(AbstractContextManager):
 
     def ask(self, requests: Mapping[str, tuple]) -> dict[str, Any]:
         """What the functions of these requests give, (function, *arguments) by device, each in the device's process.
-
-        Raises:
-            GnnlabError: a function raised, a process died, or one gave no answer in time; all processes have ended.
+        Raises `GnnlabError`: a function raised, a process died, or one gave no answer in time; all have ended then.
         """
         if not self.running:
             raise GnnlabError(f"the processes of {', '.join(requests)} have ended; start others by DeviceProcesses")

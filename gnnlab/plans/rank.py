@@ -7,8 +7,8 @@
 
 A device runs a block as one call where that was measured, else as the fewest measured calls that make it up. Devices
 that share a graph read the whole x; each has a range of the target nodes and the edges into them, in their ratios. Rows
-of other nodes are dropped before the layer's products. What a block writes is copied once, into memory that the next
-device reads; the device that writes makes the copy.
+of other nodes are dropped before the layer's products. What a block writes is copied once, by the
+device that writes it, into memory that the next one reads.
 
 In a stream each device takes the graphs in their order, and `window` of them are in flight: a device of block b starts
 graph g when it has finished g - 1, when all devices of block b - 1 have finished g, and, in the first block, when graph
@@ -41,8 +41,8 @@ block_of = lru_cache(maxsize=256)(StagedLayer.block)  # a block is a module: mad
 
 
 class DeviceStep(NamedTuple):
-    """What a device does for one graph: ms while nothing else runs, its low and high end, `calls` as `Costs.predict`
-    takes them, and of the origins of their times the one that says least."""
+    """What a device does for one graph: ms while nothing else runs, and its ends; `calls` as `Costs.predict` takes
+    them, of which the first `full` compute the rows of all nodes; of their times' origins the one that says least."""
 
     block: int
     device: str
@@ -50,6 +50,7 @@ class DeviceStep(NamedTuple):
     low_ms: float = 0.0
     high_ms: float = 0.0
     calls: tuple[Call, ...] = ()
+    full: int = 0
     origin: str = ""
 
 
@@ -74,54 +75,44 @@ def last_full_stage(layer: StagedLayer, first: int, last: int) -> int:
     return min(last, next((number - 1 for number in products), len(layer.stages)))
 
 
-def greedy_cover(blocks: Collection[Span], first: int, last: int) -> tuple[Span, ...]:
-    """Those of `blocks` that make up first..last, the longest at each place; none where they do not.
-
-    >>> greedy_cover({(1, 5), (6, 6), (7, 7), (1, 1)}, 1, 7)
-    ((1, 5), (6, 6), (7, 7))
-    """
+def greedy_cover(blocks: Collection[Span], first: int, last: int) -> list[Span]:
+    """Those of `blocks` that make up first..last, the longest at each place; none where they do not."""
     spans = []
     while first <= last:
         end = max((b for a, b in blocks if a == first and b <= last), default=0)
         if not end:
-            return ()
+            return []
         spans.append((first, end))
         first = end + 1
-    return tuple(spans)
+    return spans
 
 
 @lru_cache(maxsize=1024)
-def calls_of(costs: Costs, device: str, first: int, last: int, shared: bool) -> tuple[Span, ...]:
-    """The stages of each call by which a device runs a block.
-
-    Raises:
-        GnnlabError: a time is missing, or the block cannot be shared.
+def calls_of(costs: Costs, device: str, first: int, last: int, shared: bool) -> tuple[list[Span], list[Span]]:
+    """The stages of each call by which a device runs a block: of those that compute the rows of all nodes, and of those
+    that compute its own rows. Raises `GnnlabError`: a time is missing, or the block cannot be shared.
     """
-    full, spans = last_full_stage(costs.layer, first, last) if shared else 0, []
-    for a, b in [(first, full), (full + 1, last)] if first <= full < last else [(first, last)]:
-        part = greedy_cover(costs.blocks(device), a, b)
-        if not part:
+    full, blocks = last_full_stage(costs.layer, first, last) if shared else 0, costs.blocks(device)
+    spans = [], []
+    for place, (a, b) in enumerate([(first, full), (max(first, full + 1), last)]):
+        spans[place].extend(greedy_cover(blocks, a, b))
+        if a <= b and not spans[place]:
             of = f", which it runs by itself where it shares {first}-{last}" if (a, b) != (first, last) else ""
-            have = ", ".join(costs.layer.label(*block) for block in sorted(costs.blocks(device))) or "none"
+            have = ", ".join(costs.layer.label(*block) for block in sorted(blocks)) or "none"
             raise GnnlabError(f"no time of stages {a}-{b} on {device}{of}; it has times of {have}")
-        spans += part
-    return tuple(spans)
+    return spans
 
 
 def device_steps(plan: Plan, costs: Costs, nodes: int, edges: int) -> tuple[DeviceStep, ...]:
-    """What each device does for one graph of this size, in the order of the plan.
-
-    Raises:
-        GnnlabError: a time or a bandwidth is not known, or a block cannot be shared.
+    """What each device does for one graph of this size, in the order of the plan. Raises `GnnlabError`: a time or a
+    bandwidth is not known, or a block cannot be shared.
     """
-    readers = [block.devices for block in plan.blocks[1:]] + [(HOST,)]
-    steps = []
+    readers, steps = [block.devices for block in plan.blocks[1:]] + [(HOST,)], []
     for place, (block, targets) in enumerate(zip(plan.blocks, readers, strict=True)):
-        full = last_full_stage(costs.layer, block.first, block.last) if block.shared else 0
         for device, ratio in zip(block.devices, block.ratios, strict=True):
+            full, rest = calls_of(costs, device, block.first, block.last, block.shared)
             own, into = max(1, round(ratio * nodes)), max(1, round(ratio * edges))
-            spans = calls_of(costs, device, block.first, block.last, block.shared)
-            calls = tuple((device, *span, nodes if span[0] <= full else own, into) for span in spans)
+            calls = [(device, *span, size, into) for spans, size in ((full, nodes), (rest, own)) for span in spans]
             times = [costs.predict(*call) for call in calls]
             handed = [(target, moved_bytes(costs, block, device, target, nodes, edges)) for target in targets]
             copies_ms = ratio * max(costs.transfer_ms(device, *each) for each in handed)  # to the slowest reader
@@ -129,7 +120,7 @@ def device_steps(plan: Plan, costs: Costs, nodes: int, edges: int) -> tuple[Devi
                 copies_ms += costs.transfer_ms(HOST, device, costs.layer.cut_bytes(0, nodes, edges))
             ends = (copies_ms + sum(getattr(t, end) for t in times) for end in ("time_ms", "low_ms", "high_ms"))
             origin = min((time.origin for time in times), key=LEAST_FIRST.index)
-            steps.append(DeviceStep(place, device, *ends, calls, origin))
+            steps.append(DeviceStep(place, device, *ends, tuple(calls), len(full), origin))
     return tuple(steps)
 
 
@@ -140,9 +131,6 @@ def moved_bytes(costs: Costs, block: Block, source: str, target: str, nodes: int
         return costs.layer.cut_bytes(block.last, nodes, edges)
     names = block_of(costs.layer, block.first, block.last).writes
     return sum(costs.layer.values[name].bytes(nodes, edges) for name in names)
-
-
-# ---- a stream of graphs ----------------------------------------------------------------------------------------------
 
 
 def window(blocks: int) -> int:
@@ -187,9 +175,6 @@ def stream_ms(steps: Sequence[DeviceStep], cores: Cores, graphs: int, end: str =
         if graph + 1 == graphs:
             del waiting[place]
     return max(free.values())
-
-
-# ---- the ranking -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,10 +224,8 @@ class Planner:
         return Space(costs.devices, len(costs.layer.stages), unable, tuple(map(frozenset, pairs)), tuple(self.ratios))
 
     def rank(self, nodes: int, edges: int, also: Sequence[Plan] = ()) -> Ranking:
-        """Every legal plan whose times are known, and those that a reader adds, for a graph of this size.
-
-        Raises:
-            GnnlabError: there is no such plan; one of `also` breaks a rule, or a time of it is not known.
+        """Every legal plan whose times are known, and those that a reader adds, for a graph of this size. Raises
+        `GnnlabError`: there is no such plan; one of `also` breaks a rule, or a time of it is not known.
         """
         steps = {}
         for plan in self.space.candidates(max_blocks=self.max_blocks, one_device=True):

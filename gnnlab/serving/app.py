@@ -111,7 +111,7 @@ class App:
                 body = await self._beside(len(body), gzip.compress, body, 5)
                 headers.append((b"content-encoding", b"gzip"))
         if self.leaving:
-            headers = [*headers, (b"connection", b"close")]
+            headers = [*headers, *CLOSE]
         own = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id)]
         await send({"type": "http.response.start", "status": status, "headers": own + headers})
         await send({"type": "http.response.body", "body": body})
@@ -174,22 +174,17 @@ class App:
                 kind = kind or self.settings.model_type
                 body = await _body(given.get(b"content-type", b""), receive, self.settings.max_body_bytes)
                 one = scope["path"] == "/predict"
-                read = _one if one else _many
-                states = await self._beside(len(body), read, body, self.settings.max_waiting)
+                states = await self._beside(len(body), _read, body, one, self.settings.max_waiting)
                 valid = [state for state in states if isinstance(state, CheckedState)]
-                decisions = iter(
-                    await self.service.decide(kind, valid, given.get(b"traceparent", b"").decode("latin-1"))
-                )
-            answers: list[Placement | dict[str, str]] = []
+                parent = given.get(b"traceparent", b"").decode("latin-1")
+                decisions = iter(await self.service.decide(kind, valid, parent))
+            version, answers = self.service.versions[kind], []
             for state in states:
-                if isinstance(state, CheckedState):
-                    node_id, node, score, confidence, of_all = next(decisions)
-                    version = self.service.versions[kind]
-                    answers.append(
-                        Placement(node_id, node, confidence, score, kind, version, of_all if scores else None)
-                    )
-                else:
+                if isinstance(state, GnnlabError):
                     answers.append({"error": str(state)})
+                    continue
+                node_id, node, score, confidence, of_all = next(decisions)
+                answers.append(Placement(node_id, node, confidence, score, kind, version, of_all if scores else None))
             self.service.metrics.latency[kind].observe(time.perf_counter() - began_s)
             return _encode(answers[0] if one else answers)
         except TimeoutError:
@@ -219,12 +214,10 @@ def _refusal(error: Exception, request_id: str) -> Refused:
     return error
 
 
-def _one(body: bytes, _: int) -> Sequence[CheckedState]:
-    return [check(body)]
-
-
-def _many(body: bytes, most: int) -> Sequence[CheckedState | GnnlabError]:
-    """Each state of a list as JSON, or its error."""
+def _read(body: bytes, one: bool, most: int) -> Sequence[CheckedState | GnnlabError]:
+    """One state, or each of a list as JSON, where an invalid one is its error. Raises `GnnlabError`: there is none."""
+    if one:
+        return [check(body)]
     try:
         parts = msgspec.json.decode(body, type=list[msgspec.Raw])
     except Exception as error:  # msgspec has no list of what it raises
@@ -292,33 +285,30 @@ async def _body(kind: bytes, receive: Any, most_bytes: int) -> bytes:
 @lru_cache(maxsize=1)
 def description(most: int, most_bytes: int) -> bytes:
     """What /openapi.json says: paths, query parameters, bodies and answers, with msgspec's own schemas."""
-    schemas = {"/predict": (NetworkState, Placement), "/predict_batch": (list[NetworkState], list[Placement])}
-    every = [one for pair in schemas.values() for one in pair]
-    made, components = msgspec.json.schema_components(every, ref_template="#/components/schemas/{name}")
-    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string", "maxLength": 500}}}
-    components["Error"] = error
-    made, example = iter(made), random_states(1, (3, 3), seed=0)
-    failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    errors = {str(status): {"description": text, "content": failed} for status, text in ERRORS.items()}
+    kinds = [NetworkState, Placement, list[NetworkState], list[Placement]]
+    made, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    (state, answer, states, answers), failed = made, {"$ref": "#/components/schemas/Error"}
+    text = {"type": "string", "maxLength": 500}
+    components["Error"] = {"type": "object", "required": ["error"], "properties": {"error": text}}
+    states |= {"minItems": 1, "maxItems": most}
+    answers["items"] = {"anyOf": [answers["items"], failed]}
+
+    def described(about: str, schema: Any, **more: Any) -> dict[str, Any]:
+        return {"description": about, "content": {"application/json": {"schema": schema, **more}}}
+
+    errors = {str(status): described(about, failed) for status, about in ERRORS.items()}
     parameters = [
-        {"name": name, "in": "query", "schema": {"type": "string", "enum": list(values)}}
-        for name, values in OPTIONS.items()
+        {"name": name, "in": "query", "schema": {"type": "string", "enum": values}} for name, values in OPTIONS.items()
     ]
-    paths: dict[str, Any] = {
-        path: {"get": {"summary": text, "responses": {"200": {"description": "answered"}, **errors}}}
-        for path, text in GETS.items()
-    }
-    for path, text in POSTS.items():
-        one = path == "/predict"
-        asked, answer = next(made), next(made)
-        if not one:
-            asked |= {"minItems": 1, "maxItems": most}
-            answer["items"] = {"anyOf": [answer["items"], {"$ref": "#/components/schemas/Error"}]}
-        body = {"schema": asked, "example": example[0] if one else example * 2}
-        answered = {"description": "answered", "content": {"application/json": {"schema": answer}}}
-        post = {"summary": text, "parameters": parameters, "responses": {"200": answered, **errors}}
-        about = f"{most_bytes} bytes at most"
-        post["requestBody"] = {"required": True, "description": about, "content": {"application/json": body}}
+    got = {"responses": {"200": {"description": "answered"}, **errors}}
+    paths: dict[str, Any] = {path: {"get": {"summary": about, **got}} for path, about in GETS.items()}
+    examples = random_states(2, (3, 3), seed=0)
+    for (path, about), asked, answered, example in zip(
+        POSTS.items(), (state, states), (answer, answers), (examples[0], examples), strict=True
+    ):
+        body = {"required": True, **described(f"{most_bytes} bytes at most", asked, example=example)}
+        responses = {"200": described("answered", answered), **errors}
+        post = {"summary": about, "parameters": parameters, "requestBody": body, "responses": responses}
         paths[path] = {"post": post}
     about = "On which node of an edge network should the next task run?"
     info = {"title": "gnnlab", "version": __version__, "description": about}

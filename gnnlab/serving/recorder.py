@@ -66,7 +66,7 @@ class Recorder:
         self._queue: deque[Queued] = deque()
         self._lock = threading.Lock()  # of the queue and of these counts
         self._bytes = self.asked = self.stored = self.lost = 0
-        self._created = self._failed = False
+        self.away = self._created = False
         self._ok_s = self._delete_at_s = time.monotonic()
         self._busy_s = math.inf  # since when the thread uses the database
         self._ending = threading.Event()
@@ -79,10 +79,6 @@ class Recorder:
             insert = sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=self._engine.dialect)
             self._statements[table] = str(insert)
         self._time = TIME.dialect_impl(self._engine.dialect).bind_processor(self._engine.dialect) or (lambda time: time)
-
-    @property
-    def away(self) -> bool:
-        return self._failed
 
     @property
     def since_s(self) -> float:
@@ -134,9 +130,9 @@ class Recorder:
     def _watch(self) -> None:
         """Each second: a connection that hangs is shut, so that the call of the thread fails."""
         if time.monotonic() - self._busy_s > CUT_S:
-            if not self._failed:
+            if not self.away:
                 log.warning("the database is away: it has not answered for %g s", CUT_S)
-            self._failed = True
+            self.away = True
             with suppress(Exception):  # SQLite has no socket, and its lock a limit; or it is lost already
                 shared = socket.socket(fileno=os.dup(self._connection.fileno()))
                 shared.shutdown(socket.SHUT_RDWR)
@@ -147,15 +143,15 @@ class Recorder:
     # ---- in the thread
 
     def _run(self) -> None:
-        while (self._queue or not self._ending.is_set()) and not (self._ending.is_set() and self._failed):
+        while (self._queue or not self._ending.is_set()) and not (self._ending.is_set() and self.away):
             if self._guarded(self._prepare) and self._queue:
                 batch = self._taken()
                 written = self._guarded(self._write, batch)
                 with self._lock:
                     self._bytes -= sum(held for held, *_ in batch)
                 self._count(**{"stored" if written else "lost": len(batch)})
-            if len(self._queue) < BATCH or self._failed:
-                self._ending.wait(RETRY_S if self._failed else EVERY_S)  # others may come
+            if len(self._queue) < BATCH or self.away:
+                self._ending.wait(RETRY_S if self.away else EVERY_S)  # others may come
 
     def _guarded(self, step: Any, *given: Any) -> bool:
         """Whether a step succeeded; one that gives True shows that the database is here."""
@@ -163,16 +159,16 @@ class Recorder:
         try:
             here = step(*given)
         except Exception as error:  # drivers raise what they like; the service goes on
-            if not self._failed:
+            if not self.away:
                 log.warning("the database is away, decisions wait and are then lost to it: %s", one_line(error))
-            self._failed = True
+            self.away = True
             return False
         finally:
             self._busy_s = math.inf
-        if here and self._failed:
+        if here and self.away:
             log.warning("the database is back")
         if here:
-            self._failed, self._ok_s = False, time.monotonic()
+            self.away, self._ok_s = False, time.monotonic()
         return True
 
     def _connected(self, connection: Any, _: Any) -> None:
@@ -180,12 +176,12 @@ class Recorder:
 
     def _prepare(self) -> bool:
         """Tables are there, in the file of that name, and can be written; old rows are deleted."""
-        asked = self._failed or not self._created
+        asked = self.away or not self._created
         if self._created and self._file and not self._same_file():
             log.warning("the database's file is gone or another; what was stored in it is not here any more")
             self._engine.dispose()
             self._created = False
-        if self._created and self._failed:  # no batch is lost to find out that it still fails
+        if self._created and self.away:  # no batch is lost to find out that it still fails
             with self._engine.begin() as connection:
                 connection.execute(sa.delete(predictions).where(sa.false()))
         elif not self._created:
@@ -194,7 +190,7 @@ class Recorder:
                     create(self._engine)
                     break
                 except sa.exc.DBAPIError:
-                    if self._failed or place == CREATE_TRIES - 1 or self._ending.wait(0.1):
+                    if self.away or place == CREATE_TRIES - 1 or self._ending.wait(0.1):
                         raise
             self._created = True
         due = self._keep_days and time.monotonic() >= self._delete_at_s

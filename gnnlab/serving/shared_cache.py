@@ -43,7 +43,7 @@ class _Guarded:
             self._until_s = time.monotonic() + RETRY_S
             self._drop()  # half an answer may be on its way
             if not self.away:
-                log.warning("Redis fails at %s, this process's cache stands in: %s", self._kind, _plain(error))
+                log.warning("Redis fails at %s, this process's cache stands in: %s", self._kind, ascii(one_line(error)))
             self.away = True
             return None
         if self.away:
@@ -106,8 +106,3 @@ def _scores(value: Any) -> np.ndarray | None:
         return None
     scores = np.frombuffer(value, dtype="<f4")
     return scores if np.isfinite(scores).all() else None
-
-
-def _plain(error: Exception) -> str:
-    """One line of printable ASCII."""
-    return ascii(one_line(error))[1:-1]

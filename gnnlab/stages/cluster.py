@@ -67,12 +67,7 @@ class ClusterDevices:
         return self._submit(min(self._declared, default=None), function).result()
 
     def __call__(self, configs: Sequence[Config]) -> Iterator[Record]:
-        running = {}
-        for config in configs:
-            if (available := self.available[config.device]).usable:
-                running[self._submit(find(config.device).processor, _measure, config, self.settings)] = config
-            else:
-                yield record(config, without_time("unavailable", available.reason))
+        running = {self._submit(find(each.device).processor, _measure, each, self.settings): each for each in configs}
         for future in as_completed(running):
             if future.status == "finished":
                 yield future.result()

@@ -143,7 +143,7 @@ def all_devices() -> Mapping[str, Device]:
     """Every device of the lab by name, usable here or not."""
     from gnnlab.stages import runtimes, torch_devices
 
-    known = (*runtimes.openvino_devices(), *runtimes.onnxruntime_devices(), *torch_devices.torch_devices())
+    known = (*runtimes.OPENVINO_DEVICES, *runtimes.onnxruntime_devices(), *torch_devices.TORCH_DEVICES)
     return MappingProxyType({device.name: device for device in known})
 
 
@@ -178,8 +178,7 @@ def tried(names: Iterable[str]) -> dict[str, Device]:
 
 
 def probe(names: Iterable[str]) -> dict[str, Availability]:
-    """Whether devices can be used here. Each is tried in a process of its own, several at once: one that crashes or
-    hangs is not usable and costs no other."""
+    """Whether devices can be used here. Each is tried in a process of its own, which may hang or crash."""
     names = list(names)
 
     def alone(name: str) -> Availability:

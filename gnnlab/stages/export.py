@@ -15,7 +15,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -38,8 +38,6 @@ from gnnswap import parity
 from gnnswap.errors import one_line
 
 if TYPE_CHECKING:
-    import openvino
-
     from gnnlab.stages.measurement import Config
 
 Size = tuple[int, int]  # nodes, edges
@@ -130,7 +128,7 @@ def export(
     except Exception as error:  # whatever a converter raises is the model's failure
         shutil.rmtree(place, ignore_errors=True)  # made from something else
         return _failed(wanted, error)
-    model = _written(converted, place, made_from, lambda path: check(wanted, path, layer))
+    model = _written(converted, wanted, layer, place, made_from)
     return replace(model, seconds=time.perf_counter() - start)
 
 
@@ -237,9 +235,8 @@ def check_graphs(layer: StagedLayer, size: Size | None = None) -> dict[str, Arra
     with torch.no_grad():
         traced = layer.trace(**random_inputs(nodes, edges, layer.features, seed=7))
     values = {name: tensor.numpy() for name, tensor in traced.items()}
-    negative = {
-        name: -100 * (np.abs(a) + 1) if a.dtype == np.float32 and name != "counts" else a for name, a in values.items()
-    }
+    signed = [name for name, array in values.items() if array.dtype == np.float32 and name != "counts"]
+    negative = values | {name: -100 * (np.abs(values[name]) + 1) for name in signed}
     return {"repeated targets and isolated nodes": values, "large negative numbers only": negative}
 
 
@@ -288,9 +285,7 @@ def _source(layer: StagedLayer, wanted: Model, folder: Path) -> Model | None:
     return exporter and export(layer, wanted.first, wanted.last, exporter=exporter, folder=folder, layout=layout)
 
 
-def _written(
-    converted: openvino.Model | bytes, place: Path, made_from: Mapping[str, Any], checked: Callable[[Path], Model]
-) -> Model:
+def _written(converted: Any, wanted: Model, layer: StagedLayer, place: Path, made_from: Mapping[str, Any]) -> Model:
     """The model written, checked, and put in place by one rename; what fails its check is not kept.
 
     Raises `GnnlabError`: it cannot be written. Of a full disk OpenVINO says RuntimeError.
@@ -307,8 +302,8 @@ def _written(
                 import openvino
 
                 openvino.save_model(converted, fresh / name, compress_to_fp16=False)
-            files = sorted(fresh.iterdir())
-            model = replace(checked(fresh / name), size_bytes=sum(file.stat().st_size for file in files))
+            files = list(fresh.iterdir())
+            model = replace(check(wanted, fresh / name, layer), size_bytes=sum(file.stat().st_size for file in files))
             shutil.rmtree(place, ignore_errors=True)
             if model.status == FAILED:
                 return replace(model, size_bytes=0)
@@ -316,9 +311,8 @@ def _written(
             (fresh / CHECK).write_text(json.dumps(asdict(model) | facts, indent=1), encoding="utf-8")
             fresh.rename(place)
     except (OSError, RuntimeError) as error:
-        raise GnnlabError(
-            f"could not write {place / name} ({one_line(error)}); nothing was kept; is the disk full?"
-        ) from error
+        why = f"could not write {place / name} ({one_line(error)})"
+        raise GnnlabError(f"{why}; nothing was kept; is the disk full?") from error
     return replace(model, path=place / name)
 
 

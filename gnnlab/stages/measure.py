@@ -14,6 +14,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,11 +61,8 @@ class LocalDevices(AbstractContextManager):
         return function()
 
     def __call__(self, configs: Sequence[Config]) -> Iterator[Record]:
-        for config in configs:
-            if (available := self.available[config.device]).usable:
-                yield ask(self._workers[config.device], config, self.settings)
-            else:
-                yield record(config, without_time("unavailable", available.reason))
+        """The records of configurations of usable devices."""
+        return (ask(self._workers[config.device], config, self.settings) for config in configs)
 
     def __exit__(self, *exception: object) -> None:
         for worker in self._workers.values():
@@ -100,7 +98,9 @@ def run(folder: Path, configs: Sequence[Config], working: Any, *, seed: int = 0,
             if of_phase:
                 random.shuffle(of_phase)
                 reference.append((phase, "before", working.call(reference_workload)))
-                for each in tqdm(working(of_phase), "measurements", len(of_phase), leave=False, disable=None):
+                usable = [config for config in of_phase if working.available[config.device].usable]
+                measured = chain(working(usable), (_absent(c, working) for c in of_phase if c not in usable))
+                for each in tqdm(measured, "measurements", len(of_phase), leave=False, disable=None):
                     journal.append(folder, {**each, "conditions": conditions[each["device"]]})
                 reference.append((phase, "after", working.call(reference_workload)))
             if of_phase or npu:
@@ -111,6 +111,10 @@ def run(folder: Path, configs: Sequence[Config], working: Any, *, seed: int = 0,
     messages += [*lacking, f"{len(configs)} measurements, {known} known before; {took}"]
     samples = pd.DataFrame(reference, columns=["phase", "form", "samples"])
     return Sweep(frame, working.available, known, samples, messages)
+
+
+def _absent(config: Config, working: Any) -> Record:
+    return record(config, without_time("unavailable", working.available[config.device].reason))
 
 
 def _conditions(name: str, working: Any) -> dict[str, Any]:

@@ -20,13 +20,12 @@ import numpy as np
 
 from gnnlab.child import Worker
 from gnnlab.errors import GnnlabError, ParityError, Unavailable
-from gnnlab.stages.devices import TOLERANCES, Device, Loaded, find
+from gnnlab.stages.devices import TOLERANCES, Loaded, find
 from gnnlab.stages.sizes import RANDOM, Size, graph_digest, inputs_of, layer_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gnnlab.stages.export import Model
     from gnnlab.workloads.staged import StageBlock
 
 USUAL = (RANDOM, "sage-500", "float32", "1 threads")  # what a key does not name: graph, layer, precision, threads
@@ -83,13 +82,14 @@ def measure_one(config: Config, settings: Settings) -> dict[str, Any]:
     Raises `GnnlabError` for an unknown device, layer or graph, and whatever else the device raises.
     """
     from gnnlab.measure.conditions import Conditions
+    from gnnlab.stages.export import model_for
 
     device, layer, about = find(config.device), layer_of(config.layer, config.features), {}
     with Conditions(config.threads, "highest").applied(), ExitStack() as stack:
         try:
             about["precision"] = precision = device.computes_in(config.precision)
             how = {"nodes": config.nodes, "edges": config.edges, "threads": config.threads, "precision": precision}
-            model = _model(device, config, settings.models)
+            model = model_for(device, config, settings.models)
             loaded = device.load(layer, config.first, config.last, model, **how)
             stack.callback(loaded.close)
             about |= {"chip": loaded.chip, "runtime_version": loaded.version}
@@ -98,14 +98,6 @@ def measure_one(config: Config, settings: Settings) -> dict[str, Any]:
             return without_time("unavailable", str(error), **about)
         except ParityError as error:
             return without_time("wrong", str(error), **about)
-
-
-def _model(device: Device, config: Config, models: str | None) -> Model | None:
-    if device.exporter is None:
-        return None
-    from gnnlab.stages.export import model_for  # loads the runtimes of all exporters
-
-    return model_for(device, config, models)
 
 
 def without_time(status: str, reason: str | None, **more: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ CONDITIONS = ["form", "origin", "device", "runtime", "precision", "threads"]  # 
 SETTINGS = ["layer", "features", "precision", "threads"]  # which measurements share that are compared
 ONE_BY_ONE = "measured one by one; what the machine changed between them is not in the interval"
 BASELINE = "torch:CPU"  # of gains
-S4_LAYER, S4_STAGES = ("sage", 500), 7
+S4_LAYER, S4_STAGES = "layer == 'sage' and features == 500", 7
 S4_MEASUREMENTS = 210 + 105  # on CPU and GPU, and on the NPU
 SPENT = "with loading and parity; without exporting, probing the devices and the reference workload"
 NEEDED = "needs the 7 stages at S4's 15 sizes, of every device that is usable here for the minutes, of any for the"
@@ -53,7 +53,7 @@ def measurement_rows(frame: pd.DataFrame, available: Mapping[str, Availability] 
     chips = frame["chip"].where(frame["chip"] != "", [each.chip for each in probed])
     unnamed = [each.version or name.partition(":")[0] for each, name in zip(probed, frame["device"], strict=True)]
     timed = frame["status"] == MEASURED
-    half = (50 * (frame["ms_high"] - frame["ms_low"]) / frame["ms"]).map("{:.1f}".format)
+    half = (50 * (frame["ms_high"] - frame["ms_low"]) / frame["ms"]).round(1).astype(str)
     wide = "interval is ±" + half + " % after " + frame["n"].astype(str) + f" samples, wanted ±{100 * TARGET:.0f} %"
     noted = frame["within"] | frame["notes"].str.contains("interval is") | ~timed
     return frame[["stage", "size", "parity_error", "precision"]].assign(
@@ -141,10 +141,9 @@ def duration_rows(frame: pd.DataFrame, available: Mapping[str, Availability], kn
     The minutes need every device that is usable here; the hours are extrapolated from the mean time of a measurement.
     Those of a device share what it takes to load, so devices are resampled.
     """
-    usable, study = [name for name, probed in available.items() if probed.usable], sizes.read(["study"])
-    here = ~frame["fused"] & frame["device"].isin(usable) & (frame["graph"] == sizes.RANDOM)
-    here &= (frame[["layer", "features"]] == S4_LAYER).all(axis=1) & frame["size"].isin(map(str, study))
-    whole = frame[here].groupby("device").filter(lambda part: len(part) == S4_STAGES * len(study))
+    usable, study = [name for name, probed in available.items() if probed.usable], list(map(str, sizes.read(["study"])))
+    here = frame.query(f"not fused and graph == 'random' and {S4_LAYER} and size in @study and device in @usable")
+    whole = here.groupby("device").filter(lambda part: len(part) == S4_STAGES * len(study))
     devices, timed = set(whole["device"]), whole[whole["status"] == MEASURED]
     minutes, hours = ({"status": "unavailable", "reason": NEEDED} for _ in range(2))
     counted = f"{len(whole)} measurements of {len(devices)} devices"
@@ -169,8 +168,9 @@ def duration_rows(frame: pd.DataFrame, available: Mapping[str, Availability], kn
 def gaps(frame: pd.DataFrame) -> pd.DataFrame:
     """What has no time, and why: device, status, reason, measurements (how many), stages."""
     lacking = frame[frame["status"] != MEASURED].sort_values(["device", "fused", "first", "last"], kind="stable")
-    stages = lacking["stage"].str.partition(" ")[0]
-    alike = lacking.assign(stages=stages).groupby(["device", "status", "reason"], sort=False)["stages"]
+    alike = lacking.assign(stages=lacking["stage"].str.split().str[0]).groupby(
+        ["device", "status", "reason"], sort=False
+    )["stages"]
     return alike.agg(measurements="size", stages=lambda numbers: ", ".join(numbers.unique())).reset_index()
 
 

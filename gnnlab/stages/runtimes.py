@@ -31,6 +31,7 @@ PROCESSORS = {
 }  # fmt: skip
 TINY = '<ir_version: 8, opset_import: ["": 17]> tiny (float[4] x) => (float[4] y) { y = Relu(x) }'
 INSTALL = "pip install 'gnnlab[export]'"
+PROVIDER_NEEDS = "what this execution provider needs (onnxruntime.ai/docs/execution-providers)"
 REMEDIES = {
     "GPU": "an Intel GPU with its driver (Linux: intel-opencl-icd and ocl-icd-libopencl1, /dev/dri readable)",
     "NPU": "an Intel Core Ultra processor with its NPU driver (Linux: github.com/intel/linux-npu-driver)",
@@ -98,8 +99,7 @@ class OnnxRuntimeDevice(Device):
             tiny = parser.parse_model(TINY).SerializeToString()
             result = _session(tiny, self.provider, 1).run(None, {"x": np.full(4, -1, np.float32)})[0]
         except Exception as error:
-            remedy = "what this execution provider needs (onnxruntime.ai/docs/execution-providers)"
-            return Availability(False, one_line(error), remedy, version=version("ONNX Runtime"))
+            return Availability(False, one_line(error), PROVIDER_NEEDS, version=version("ONNX Runtime"))
         why = "a tiny model gave a wrong result" if result.any() else None
         return Availability(why is None, why, chip=self._chip(), version=version("ONNX Runtime"))
 
@@ -133,15 +133,14 @@ class OnnxRuntimeDevice(Device):
         return machine.processor() if self.provider == CPU else self.provider.removesuffix("ExecutionProvider")
 
 
-def openvino_devices() -> list[Device]:
-    """The devices that OpenVINO may have, usable here or not. An NPU computes in float16 whatever is asked."""
-    low, half = ("float32", "bfloat16"), ("float32", "float16")
-    return [
-        OpenVINODevice("openvino:CPU", "CPU", "openvino", "openvino", precisions=low),
-        OpenVINODevice("openvino-handbuilt:CPU", "CPU", "openvino", "handbuilt", "segment_sum", precisions=low),
-        OpenVINODevice("openvino:GPU", "GPU", "openvino", "openvino", precisions=half),
-        OpenVINODevice("openvino:NPU", "NPU", "openvino", "openvino", static_shapes=True, precisions=("float16",)),
-    ]
+LOW, HALF = ("float32", "bfloat16"), ("float32", "float16")
+OPENVINO_DEVICES = (
+    OpenVINODevice("openvino:CPU", "CPU", "openvino", "openvino", precisions=LOW),
+    OpenVINODevice("openvino-handbuilt:CPU", "CPU", "openvino", "handbuilt", "segment_sum", precisions=LOW),
+    OpenVINODevice("openvino:GPU", "GPU", "openvino", "openvino", precisions=HALF),
+    # an NPU computes in float16 whatever is asked
+    OpenVINODevice("openvino:NPU", "NPU", "openvino", "openvino", static_shapes=True, precisions=HALF[1:]),
+)
 
 
 def onnxruntime_devices() -> list[Device]:
@@ -185,8 +184,7 @@ def _session(model: bytes | Path, provider: str, threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = threads  # operators run one after the other, as is the default
     options.log_severity_level = 4  # nothing; what is worth knowing is raised
     if provider != CPU:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -48,13 +48,13 @@ class TorchDevice(Device):
         from gnnlab.measure.conditions import Conditions
 
         block, notes = layer.block(first, last), []
-        names, module_for = self._modules(layer, block, nodes, notes)
+        module_for = self._module_for(layer, block, nodes, notes)
         before = Conditions.now()
         Conditions(threads, "highest").set()
         lower = nullcontext() if precision == "float32" else torch.autocast(self.where, getattr(torch, precision))
 
         def bind(values: Values) -> Bound:
-            module, tensors = module_for(values), [_tensor(values[name]) for name in names]
+            module, tensors = module_for(values), [_tensor(values[name]) for name in block.reads]
 
             def call() -> Any:
                 with torch.inference_mode(), lower:
@@ -65,13 +65,12 @@ class TorchDevice(Device):
         about = self._chip(), f"torch {torch.__version__}", notes, before.set
         return Loaded(run_by(bind), *about, bind=bind if self.where == "cpu" else None)
 
-    def _modules(
+    def _module_for(
         self, layer: StagedLayer, block: StageBlock, nodes: int, notes: list[str]
-    ) -> tuple[tuple[str, ...], Callable[[Values], Forward]]:
-        """The names that the block reads, and what computes it on a graph. A stage alone is its own module."""
-        single = len(block.stages) == 1
-        names, module = (block.stages[0].takes, block.stages[0].module) if single else (block.reads, block)
-        return names, lambda values: module
+    ) -> Callable[[Values], Forward]:
+        """What computes the block on a graph, from what it reads. A stage alone is its own module."""
+        module = block.steps[0] if len(block.steps) == 1 else block
+        return lambda values: module
 
     def _chip(self) -> str:
         return machine.processor()
@@ -92,14 +91,9 @@ class CudaDevice(TorchDevice):
         why = f"torch {torch.__version__} sees no CUDA device"
         return Availability(False, why, remedy, version=f"torch {torch.__version__}")
 
-    def _modules(self, layer, block, nodes, notes):
-        names, module_for = super()._modules(layer, block, nodes, notes)
-        module = copy.deepcopy(module_for({})).to(self.where)
-
-        def forward(*tensors: Tensor) -> Any:
-            return module(*(tensor.to(self.where) for tensor in tensors))
-
-        return names, lambda values: forward
+    def _module_for(self, layer, block, nodes, notes):
+        module = copy.deepcopy(super()._module_for(layer, block, nodes, notes)({})).to(self.where)
+        return lambda values: lambda *tensors: module(*(tensor.to(self.where) for tensor in tensors))
 
     def _chip(self) -> str:
         import torch
@@ -122,9 +116,8 @@ class CompiledDevice(TorchDevice):
         torch.compile(lambda x: x * 2 + 1)(torch.ones(8))
         return super().probe()
 
-    def _modules(self, layer, block, nodes, notes):
-        module = _compiled(layer, block.first, block.last)
-        return block.reads, lambda values: module
+    def _module_for(self, layer, block, nodes, notes):
+        return lambda values: _compiled(layer, block.first, block.last)
 
 
 @dataclass(frozen=True)
@@ -132,23 +125,20 @@ class FastDevice(TorchDevice):
     """gnnswap's kernels for blocks of GraphSAGE that sum over neighbours. The graph is sorted once, outside the time:
     who runs a layer more than once on a graph does the same."""
 
-    def _modules(self, layer, block, nodes, notes):
+    def _module_for(self, layer, block, nodes, notes):
         if layer.name != "sage":
             raise Unavailable(f"{self.name} computes GraphSAGE's stages, not those of {layer.name}; use torch:CPU")
         if not block.first <= SUM <= block.last:
             raise Unavailable("without a sum over neighbours there is no faster kernel; use torch:CPU")
-        names = tuple(name for name in block.reads if name != "edge_index")
-        return names, once_per_graph(lambda values: fast_block(block, _tensor(values["edge_index"]), nodes), notes)
+        return once_per_graph(lambda values: fast_block(block, _tensor(values["edge_index"]), nodes), notes)
 
 
-def torch_devices() -> list[Device]:
-    """The devices of this module, usable here or not."""
-    return [
-        TorchDevice("torch:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
-        CompiledDevice("torch-compiled:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
-        FastDevice("fast:CPU", "CPU", "torch"),
-        CudaDevice("torch:CUDA", "GPU", "torch", precisions=("float32", "float16", "bfloat16")),
-    ]
+TORCH_DEVICES = (
+    TorchDevice("torch:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
+    CompiledDevice("torch-compiled:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
+    FastDevice("fast:CPU", "CPU", "torch"),
+    CudaDevice("torch:CUDA", "GPU", "torch", precisions=("float32", "float16", "bfloat16")),
+)
 
 
 @cache
@@ -164,8 +154,8 @@ def _compiled(layer: StagedLayer, first: int, last: int) -> Forward:
 def fast_block(block: StageBlock, edge_index: Tensor, nodes: int) -> Callable[..., tuple[Tensor, ...]]:
     """A block of GraphSAGE that sums over neighbours, by gnnswap's kernels on the graph `edge_index` (2, E).
 
-    It takes what the block reads but `edge_index`, and gives what the block writes. Edges are sorted here, by target.
-    A block that begins with the gather sums rows of x, so the (E, F) messages are never in memory.
+    It takes what the block reads, and gives what it writes. Edges are sorted here, by target. A block that begins with
+    the gather sums rows of x, so the (E, F) messages are never in memory.
     """
     import torch
 
@@ -176,10 +166,9 @@ def fast_block(block: StageBlock, edge_index: Tensor, nodes: int) -> Callable[..
     neighbours.cast("mean_weight", torch.float32)
     degree, order = neighbours.cast("degree", torch.float32), neighbours.cast("order", neighbours.rowptr.dtype)
     means = block.first == GATHER and block.last >= NORMALIZE  # at once, without sums
-    names = [name for name in block.reads if name != "edge_index"]
 
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        known = dict(zip(names, tensors, strict=True), counts=degree)
+        known = dict(zip(block.reads, tensors, strict=True), counts=degree)
         if means:
             known["means"] = aggregation.mean(known["x"], neighbours)
         elif block.first == GATHER:

@@ -2,12 +2,11 @@
 
 import re
 
-import numpy as np
 import pandas as pd
 import pytest
 from one_table import Recorder
 from refusals import refused
-from synthetic_latencies import BLOCKS, DEVICE, SIZES, SMALL, SyntheticDevices, configs, leave, no_time, outcome
+from synthetic_latencies import BLOCKS, DEVICE, SIZES, SMALL, SyntheticDevices, configs, leave, outcome
 
 from gnnlab import bandwidth
 from gnnlab.bandwidth import sweep
@@ -16,56 +15,37 @@ from gnnlab.bandwidth.predict import Predictor
 from gnnlab.bandwidth.sweep import prediction_rows, sizes_of
 from gnnlab.errors import Untestable
 from gnnlab.stages import journal
+from gnnlab.stages.measurement import without_time
 from gnnlab.stages.sizes import Size
 
-
-def measuring(folder, patch):
-    patch.setattr(sweep, "devices_at_work", SyntheticDevices)
-    patch.setattr("gnnlab.bandwidth.copies.export", lambda *block, **options: None)
-    leave(folder / "stages")
-    options = {"stages": folder / "stages", "models": folder / "models", "test_sizes": 3}
-    return lambda **changes: bandwidth.measure(folder / "tables", **(options | changes))
+OTHER = "onnxruntime:CPU"
 
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
-    return measuring(tmp_path, monkeypatch)
+    monkeypatch.setattr(sweep, "devices_at_work", SyntheticDevices)
+    monkeypatch.setattr("gnnlab.bandwidth.copies.export", lambda *block, **options: None)
+    options = {"stages": leave(tmp_path / "stages"), "models": tmp_path / "models", "test_sizes": 3}
+    return lambda **changes: bandwidth.measure(tmp_path / "tables", **(options | changes))
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        return measuring(tmp_path_factory.mktemp("measured"), patch)(fit_sizes=[Size(150, 600)])
-
-
-def predictor_of(measured):
-    return Predictor.fit(SMALL, measured.fit, Transfers.fit(measured.copies))
-
-
-def recorded(frame, study="study", keys=("runs_on", "stage", "size")):
-    lab = Recorder()
-    return lab, lab.record(study, frame, keys=list(keys)).rows
-
-
-def test_sizes_never_fitted_are_measured_and_predicted(measured):
+def test_sizes_never_fitted_are_measured_and_predicted(measure):
+    measured = measure(fit_sizes=[Size(150, 600)])
     known, test = set(sizes_of(measured.fit)), measured.test
-    assert known == {*SIZES, (150, 600)} and len(test) == 3 * len(BLOCKS)
-    assert not known & set(zip(test["nodes"], test["edges"], strict=True))
+    assert known == {*SIZES, (150, 600)} and len(test) == 3 * len(BLOCKS) and not known & set(sizes_of(test))
     transfers = Transfers.fit(measured.copies)
-    assert transfers.through[DEVICE].gb_s(1e6)[0] == transfers.plain.gb_s(1e6)[0] == pytest.approx(10, rel=0.02)
-    errors = prediction_rows(predictor_of(measured), test)["off_grid_error"]
+    assert transfers.plain.gb_s(1e6)[0] == pytest.approx(10, rel=0.02)
+    errors = prediction_rows(Predictor.fit(SMALL, measured.fit, transfers), test)["off_grid_error"]
     assert len(errors) == len(test) and (errors["value"] < 1).all()
 
 
 def test_what_is_known_is_not_measured_again_and_is_read_from_the_journals_alone(measure, tmp_path):
-    first = measure()
+    first, second = measure(), measure()
     assert "0 known before" in first.messages[-1] and first.messages[-1].startswith("test: ")
-    second, read = measure(), bandwidth.read(tmp_path / "tables", tmp_path / "stages")
     assert all(re.search(r"(\d+) measurements, \1 known before", message) for message in second.messages)
-    for name in ("fit", "test", "copies"):
-        pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name))
-        pd.testing.assert_frame_equal(getattr(first, name), getattr(read, name))
-    assert not (tmp_path / "tables" / "times.json").exists()
+    for other in (second, bandwidth.read(tmp_path / "tables", tmp_path / "stages")):
+        for name in ("fit", "test", "copies"):
+            pd.testing.assert_frame_equal(getattr(first, name), getattr(other, name))
 
 
 def test_a_size_that_is_fitted_later_is_no_longer_one_of_the_test(measure):
@@ -80,7 +60,7 @@ def test_devices_that_were_not_measured_are_refused(measure, tmp_path):
         measure(devices=["openvino:CPU"])
     with refused("run notebooks 04, 05 and 06 first"):
         bandwidth.read(tmp_path / "tables", tmp_path / "stages")
-    leave(tmp_path / "none", answer=lambda config: no_time("unavailable", "no device"))
+    leave(tmp_path / "none", answer=lambda config: without_time("unavailable", "no device"))
     with refused("no times of any device; devices with times: none"):
         measure(stages=tmp_path / "none")
     with refused("no measurements in"):
@@ -88,12 +68,11 @@ def test_devices_that_were_not_measured_are_refused(measure, tmp_path):
 
 
 def test_only_the_devices_asked_for_are_taken_and_what_they_cannot_run_is_not_asked_of_them(measure, tmp_path):
-    two = (DEVICE, "onnxruntime:CPU")
-    leave(tmp_path / "stages", configs(devices=two[1:], blocks=[(1, 5)]))
-    assert set(measure(devices=two[:1]).fit["device"]) == {DEVICE}
-    both = measure()
-    assert set(both.copies["device"]) == {PLAIN_COPY, *two}
-    assert set(both.test.loc[both.test["device"] == two[1], "stage"]) == {"1-5 GATHER..NORMALIZE"}
+    leave(tmp_path / "stages", configs(devices=[OTHER], blocks=[(1, 5)]))
+    alone, both = measure(devices=[DEVICE]), measure()
+    assert set(alone.fit["device"]) == {DEVICE} and set(alone.copies["device"]) == {PLAIN_COPY}
+    assert set(both.copies["device"]) == {PLAIN_COPY, OTHER}  # torch hands its input on
+    assert set(both.test.loc[both.test["device"] == OTHER, "stage"]) == {"1-5 GATHER..NORMALIZE"}
 
 
 def test_of_several_settings_those_with_most_times_are_fitted_and_a_message_says_so(measure, tmp_path):
@@ -108,18 +87,19 @@ def test_of_several_settings_those_with_most_times_are_fitted_and_a_message_says
 
 
 def judged(folder, off, per_size=1):
-    """The goal's verdict where every other size takes `off` times what is predicted; `per_size`: blocks of a size."""
+    """The goal's figure, its verdict and its table where every other size takes `off` times what is predicted, with
+    `per_size` blocks of a size."""
     predictor = Predictor.fit(SMALL, journal.read(leave(folder / "fit")))
     sizes = sweep.draw(SIZES, 40 // per_size, seed=0)
 
     def answer(config):
         return outcome(config, outcome(config)["ms"] * (off if sizes.index((config.nodes, config.edges)) % 2 else 1))
 
-    asked = configs(sizes, [(6, 6), (7, 7), (5, 5), (4, 4), (3, 3)][:per_size])
-    rows = prediction_rows(predictor, journal.read(leave(folder / "test", asked, answer)))
-    lab, _ = recorded(rows["off_grid_error"], "off_grid_error")
+    asked, lab = configs(sizes, [(6, 6), (7, 7), (5, 5), (4, 4), (3, 3)][:per_size]), Recorder()
+    for study, rows in prediction_rows(predictor, journal.read(leave(folder / "test", asked, answer))).items():
+        lab.record(study, rows, keys=["runs_on", "stage", "size"])
     lab.summarize("off_grid_error", "predicted", how="share", within=10, cluster="size")
-    return *lab.judge("goal.predictor"), rows
+    return *lab.judge("goal.predictor"), lab
 
 
 def test_the_goal_of_the_predictor_is_the_share_within_ten_percent(tmp_path):
@@ -134,13 +114,20 @@ def test_the_goal_of_the_predictor_is_the_share_within_ten_percent(tmp_path):
 
 
 def test_predicted_times_are_no_measured_ones(tmp_path):
-    rows = judged(tmp_path, 1.3, per_size=5)[2]
-    lab, both = recorded(rows["off_grid"])
-    assert {row.form: (row.origin.value, row.interval.value, row.n) for row in both} == {
-        "measured": ("measured", "95 % confidence", 25),
-        "predicted": ("interpolated", "90 % prediction", len(SIZES)),
+    *_, lab = judged(tmp_path, 1.3, per_size=5)
+    times, errors = lab.study("off_grid").rows, lab.study("off_grid_error").rows
+    assert {(row.form, row.origin, row.interval, row.n) for row in times} == {
+        ("measured", "measured", "95 % confidence", 25),
+        ("predicted", "interpolated", "90 % prediction", len(SIZES)),
     }
-    assert all((lab.table.samples_of(row) is None) == (row.form == "predicted") for row in both)
-    errors = rows["off_grid_error"]
-    assert set(errors["value"].round(1)) == {0.0, np.round(100 * (1 - 1 / 1.3), 1)} and set(errors["unit"]) == {"%"}
-    assert ((errors["low"] <= errors["value"]) & (errors["value"] <= errors["high"])).all()
+    assert all((lab.table.samples_of(row) is None) == (row.form == "predicted") for row in times)
+    assert {(round(row.value, 1), row.unit) for row in errors} == {(0.0, "%"), (round(100 - 100 / 1.3, 1), "%")}
+    assert all(row.low <= row.value <= row.high for row in errors)
+
+
+def test_without_a_time_between_the_fitted_sizes_there_are_no_rows(tmp_path):
+    fit = journal.read(leave(tmp_path / "fit"))
+    beyond = journal.read(leave(tmp_path / "beyond", configs([(9999, 9999)])))
+    for test in (fit[:0], beyond):
+        rows = prediction_rows(Predictor.fit(SMALL, fit), test)["off_grid_error"]
+        assert rows.empty and {"value", "runs_on", "stage"} <= {*rows}

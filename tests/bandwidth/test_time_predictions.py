@@ -9,16 +9,7 @@ from refusals import refused
 from synthetic_latencies import DEVICE, STUDY, Truth, copies, latencies
 
 from gnnlab.bandwidth.copies import CopyCurve, Transfers
-from gnnlab.bandwidth.predict import (
-    EXTRAPOLATED,
-    INTERPOLATED,
-    MEASURED,
-    RATE,
-    Prediction,
-    Predictor,
-    inside_hull,
-    work,
-)
+from gnnlab.bandwidth.predict import RATE, Prediction, Predictor, inside_hull, work
 from gnnlab.bandwidth.sweep import draw
 from gnnlab.stages.sizes import layer_of
 
@@ -36,9 +27,9 @@ def predictor():
     return Predictor.fit(LAYER, latencies(LAYER, noise=0.03))
 
 
-@pytest.mark.parametrize(("block", "sides"), [((2, 2), ["edges"]), ((4, 4), ["nodes", "edges"]), ((6, 6), ["nodes"])])
-def test_the_work_of_a_block_counts_the_sides_that_its_values_have(block, sides):
-    columns = work(LAYER, *block, np.array(STUDY), None)
+@pytest.mark.parametrize(("stage", "sides"), [(2, ["edges"]), (4, ["nodes", "edges"]), (6, ["nodes"])])
+def test_the_work_of_a_block_counts_the_sides_that_its_values_have(stage, sides):
+    columns = work(LAYER, stage, stage, STUDY, None)
     assert list(columns) == ["launch", "moved_bytes", "flops", *sides] and len(columns) == len(STUDY)
 
 
@@ -52,8 +43,7 @@ def test_the_work_of_a_synthetic_machine_is_recovered_and_predicted_at_sizes_tha
 def test_a_cliff_at_a_cache_is_followed_by_the_measured_copy():
     """Bytes are free up to 8 MB and then cost 1 ms each MB; launch 0.1 ms."""
     size = np.geomspace(4096, 64e6, 40)
-    times = 0.001 + np.maximum(0, 2 * size / 1e6 - 8)
-    curve = CopyCurve(tuple(size), *[tuple(times)] * 3, n=25)
+    curve = CopyCurve(size, *[0.001 + np.maximum(0, 2 * size / 1e6 - 8)] * 3, n=25)
 
     def true_ms(at):
         return 0.1 + curve.moving_ms(LAYER.block(2, 2).bytes_moved(*at))
@@ -108,8 +98,7 @@ def test_sizes_are_drawn_inside_and_are_new_and_the_same_for_the_same_seed(known
 
 def test_intervals_hold_nine_of_ten_times_of_synthetic_machines():
     covered = []
-    for seed in range(9):
-        noise = (0.02, 0.1, 0.25)[seed % 3]
+    for seed, noise in enumerate((0.02, 0.1, 0.25) * 3):
         fitted = Predictor.fit(LAYER, latencies(LAYER, noise=noise, seed=seed))
         for row in latencies(LAYER, draw(STUDY, 8, seed), noise=noise, seed=seed + 1000).itertuples():
             predicted = fitted.predict(DEVICE, row.first, row.last, row.nodes, row.edges)
@@ -117,20 +106,29 @@ def test_intervals_hold_nine_of_ten_times_of_synthetic_machines():
     assert RATE - 0.04 < np.mean(covered) < 0.99
 
 
-def test_a_measured_size_gives_its_time_and_others_say_where_they_come_from(predictor):
+@pytest.mark.parametrize(
+    ("stage", "nodes", "edges", "origin"),
+    [
+        (1, 4000, 9000, "interpolated"),
+        (1, 20_000, 20_000, "extrapolated"),
+        (6, 4000, 123, "interpolated"),  # it does not look at edges
+        (2, 77, 4000, "interpolated"),
+    ],
+)
+def test_a_time_says_where_it_comes_from(predictor, stage, nodes, edges, origin):
+    assert predictor.predict(DEVICE, stage, stage, nodes, edges).origin == origin
+
+
+def test_a_measured_size_gives_its_time(predictor):
     row = latencies(LAYER, noise=0.03).iloc[0]
     known = predictor.predict(DEVICE, 1, 1, int(row["nodes"]), int(row["edges"]))
-    assert known == Prediction(row["ms"], row["ms_low"], row["ms_high"], MEASURED)
-    assert predictor.predict(DEVICE, 1, 1, 4000, 9000).origin == INTERPOLATED
-    assert predictor.predict(DEVICE, 1, 1, 20_000, 20_000).origin == EXTRAPOLATED
-    assert predictor.predict(DEVICE, 6, 6, 4000, 123).origin == INTERPOLATED  # it does not look at edges
-    assert predictor.predict(DEVICE, 2, 2, 77, 4000).origin == INTERPOLATED
+    assert known == Prediction(row["ms"], row["ms_low"], row["ms_high"], "measured")
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ((DEVICE, 1, 5, 10, 20), "no times of stages 1-5 on torch:CPU: none was measured"),
+        ((DEVICE, 1, 5, 10, 20), "times of stages 1-5 on torch:CPU at 0 sizes; 3 at least are needed"),
         (("fast:CPU", 1, 1, 10, 20), "devices with times: torch:CPU"),
         ((DEVICE, 1, 1, 0, 20), "at least 1 of each"),
     ],

@@ -54,16 +54,12 @@ def test_a_bad_line_is_answered_by_an_error_line_and_stops_no_other(infer, tmp_p
     assert again[1][1] == answers[1]
 
 
-def test_lines_may_end_as_on_windows(infer, tmp_path):
+def test_batch_reads_a_file_or_standard_input_and_lines_may_end_as_on_windows(infer, tmp_path):
     windows, file = b"\r\n".join(GOOD), tmp_path / "states.jsonl"
     file.write_bytes(windows)
-    assert infer([windows])[:2] == infer(GOOD)[:2]
-    assert infer([], "--batch", str(file))[:2] == infer(GOOD, "--batch")[:2]
-
-
-def test_batch_without_a_file_reads_standard_input(infer):
-    code, answers, _ = infer(GOOD, "--batch")
-    assert code == 0 and [a["node_id"] for a in answers] == [a["node_id"] for a in infer(GOOD)[1]]
+    one_by_one, together = infer(GOOD)[:2], infer(GOOD, "--batch")[:2]
+    assert infer([windows])[:2] == one_by_one and infer([], "--batch", str(file))[:2] == together
+    assert together[0] == 0 and [a["node_id"] for a in together[1]] == [a["node_id"] for a in one_by_one[1]]
 
 
 def test_the_message_names_node_and_field(infer):

@@ -46,21 +46,14 @@ def plan(processes, monkeypatch, tmp_path, command):
 
 def test_the_plan_is_printed_with_its_reasons(plan):
     code, out, err = plan("--nodes", "40", "--edges", "100")
-    words = (
-        f"times of {', '.join(DEVICES)}; sizes: 3, from 20x40 to 80x300.",
-        "40x100: ",
-        "Expected",
-        "one device",
-        "chosen",
-    )
-    assert code == 0 and err == "" and all(word in out for word in (*words, "plans of at most 2 blocks were compared"))
+    known = f"times of {', '.join(DEVICES)}; sizes: 3, from 20x40 to 80x300."
+    words = (known, "40x100: ", "Expected", "one device", "chosen", "plans of at most 2 blocks were compared")
+    assert code == 0 and err == "" and all(word in out for word in words)
     out = plan("--nodes", "4000", "--edges", "9000", "--blocks", "3")[1]
     assert "extrapolated" in out and "take the times with care" in out and "of at most 3 blocks" in out
 
 
-@pytest.mark.parametrize(
-    "more", [(), ("--plan", PLAN), ("--plan", WORDS), ("--plan", SHARED), ("--objective", "latency")]
-)
+@pytest.mark.parametrize("more", [("--plan", PLAN), ("--plan", WORDS), ("--plan", SHARED), ("--objective", "latency")])
 def test_a_graph_is_planned_and_the_plan_executed(plan, more):
     code, out, _ = plan("--graph", "karate", "--execute", *more)
     words = ("karate: 156 edges, 34 nodes", "the lab's own layer (", "its result is off the layer in float64 by")
@@ -86,19 +79,19 @@ def test_every_example_of_the_help_runs_on_the_times_of_the_quick_set(plan, exam
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "which graph"),
-        (("--nodes", "5"), "which graph"),
-        (("--nodes", "5", "--edges", "5", "--graph", "karate"), "which graph"),
-        (("--nodes", "5", "--edges", "5", "--execute"), "nothing to execute"),
-        (("--nodes", "0", "--edges", "5"), "whole number above 0"),
-        (("--nodes", "5", "--edges", "5", "--blocks", "8"), "number from 1 to 7"),
-        (("--graph", "no such"), "no such"),
-        (("--nodes", "40", "--edges", "90", "--plan", '[[["TPU"],[1,2,3,4,5,6,7]]]'), "'TPU' is unknown"),
-        (("--nodes", "40", "--edges", "90", "--plan", "nonsense"), "not understood"),
-        (("--nodes", "40", "--edges", "90", "--params", "nowhere"), "nowhere"),
+        ("", "which graph"),
+        ("--nodes 5", "which graph"),
+        ("--nodes 5 --edges 5 --graph karate", "which graph"),
+        ("--nodes 5 --edges 5 --execute", "nothing to execute"),
+        ("--nodes 0 --edges 5", "whole number above 0"),
+        ("--nodes 5 --edges 5 --blocks 8", "number from 1 to 7"),
+        ("--graph 'no such'", "no such"),
+        ("--nodes 40 --edges 90 --plan '1-7 on TPU'", "'TPU' is unknown"),
+        ("--nodes 40 --edges 90 --plan nonsense", "not understood"),
+        ("--nodes 40 --edges 90 --params nowhere", "nowhere"),
     ],
 )
 def test_bad_input_is_one_line(plan, arguments, words):
-    code, _, err = plan(*arguments)
-    last = err.strip().splitlines()[-1]
-    assert code == 2 and words in last and last.startswith("gnnlab") and len(err.strip().splitlines()) <= 2
+    code, _, err = plan(*shlex.split(arguments))
+    *usage, last = err.strip().splitlines()
+    assert code == 2 and words in last and last.startswith("gnnlab") and len(usage) <= 1

@@ -143,14 +143,14 @@ def test_a_late_request_fails_is_not_computed_and_the_next_one_is_answered():
 
     async def body(batcher):
         first, others = await held(doubler, batcher, 1, 2)
-        errors, waiting = await settled([first, *others]), (batcher.unanswered, batcher.waiting_bytes)
+        errors, waiting = await settled([first, *others]), batcher.unanswered
         doubler.gate.set()
         return errors, waiting, await answered(batcher, 7)
 
-    errors, waiting, after = run(body, doubler, deadline_s=0.05, size_of=lambda number: 100 + number)
+    errors, waiting, after = run(body, doubler, deadline_s=0.05)
     assert [str(error) for error in errors] == ["no answer within 0.05 s; ask again later, or allow more"] * 3
     assert all(isinstance(error, Late) for error in errors)
-    assert waiting == (1, 100)  # the one that the thread has begun
+    assert waiting == 1  # the one that the thread has begun
     assert after == 14 and not {1, 2} & {number for batch in doubler.batches for number in batch}
 
 
@@ -177,20 +177,6 @@ def test_alive_says_whether_an_empty_batch_passes_through_the_thread():
 
     assert run(body, doubler) == (True, [False] * 3, True, 0) and doubler.batches == [[0]]
     assert not asyncio.run(AsyncBatcher(doubler).alive(30))
-
-
-def test_bytes_of_all_that_has_no_answer_are_counted():
-    doubler = Doubler()
-
-    async def body(batcher):
-        first, others = await held(doubler, batcher, 10, 20, 30)
-        others[1].cancel()
-        waiting = batcher.waiting_bytes
-        doubler.gate.set()
-        await settled([first, *others])
-        return waiting, batcher.waiting_bytes
-
-    assert run(body, doubler, max_batch=2, size_of=lambda number: number + 1) == (64, 0)
 
 
 def test_a_cancelled_caller_is_left_out_and_unanswered_until_its_batch_ends():

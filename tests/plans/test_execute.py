@@ -75,10 +75,9 @@ def test_a_result_is_compared_with_float64_as_precisely_as_torch_computes_itself
     source = torch.arange(60_000)
     x = torch.rand(60_000, 8, generator=torch.Generator().manual_seed(0))
     case = Case.of(LAYER, {"x": x, "edge_index": torch.stack([source, torch.zeros_like(source)])})
-    off = np.abs(case.expected - case.truth).max()
-    assert (
-        case.require_equal(case.expected + 2 * off * np.sign(case.expected - case.truth), "other order") <= RTOL_FLOAT32
-    )
+    off = case.expected - case.truth
+    in_another_order = case.expected + 2 * np.abs(off).max() * np.sign(off)
+    assert case.require_equal(in_another_order, "in another order") <= RTOL_FLOAT32
     with pytest.raises(ParityError, match="wrong: is off the layer in float64 by"):
         case.require_equal(case.expected + 1e-3 * np.abs(case.truth).max(), "wrong")
 
@@ -102,17 +101,16 @@ def test_a_device_that_fails_dies_or_hangs_ends_the_stream_with_its_name(plan, t
         assert not alone.running
 
 
-def test_processes_end_with_the_one_that_started_them_and_what_was_lost_starts_again():
-    with DeviceProcesses((CPU,)) as one, Executor(parse(f"1-7 on {CPU}"), of(), cases(), one) as executor:
-        pid = one.ask({CPU: (os.getpid,)})[CPU]
-        assert pid in {child.pid for child in psutil.Process().children()}
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(GnnlabError, match="died of SIGKILL"):
-            one.ask({CPU: (os.getpid,)})
-        assert one.ask({CPU: (os.getpid,)})[CPU] != pid
-        with pytest.raises(GnnlabError, match="open the plan again"):
+def test_processes_end_with_the_one_that_started_them_and_a_lost_one_takes_the_others_along():
+    with DeviceProcesses((CPU, GPU)) as two, Executor(parse(f"1-7 on {CPU}"), of(), cases(), two) as executor:
+        pids = two.ask({CPU: (os.getpid,), GPU: (os.getpid,)})
+        assert {*pids.values()} <= {child.pid for child in psutil.Process().children()}
+        os.kill(pids[CPU], signal.SIGKILL)
+        with refused("died of SIGKILL"):
             executor.run(1)
-    assert not one.running and not psutil.pid_exists(pid)
+        assert not two.running and not any(map(psutil.pid_exists, pids.values()))
+        with refused("the processes of plan_devices:cpu have ended; start others"):
+            executor.run(1)
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "cpu_affinity"), reason="this system pins no process")

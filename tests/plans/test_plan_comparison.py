@@ -20,10 +20,11 @@ from gnnlab.workloads.graphsage import random_inputs
 CPU, GPU = "plan_devices:cpu", "plan_devices:gpu"
 ONE, SEVERAL, OTHER = PLANS = [f"1-7 on {CPU}", f"1-5 on {CPU}, 6-7 on {GPU}", f"1-2 on {GPU}, 3-7 on {CPU}"]
 LUCKY = np.tile([2.0, 6.0], 6)  # the best of all in the rounds that pick
+LAYER = layer_of("sage", 8)
 
 
-def steady(ms, rounds=12):
-    return np.full(rounds, float(ms))
+def steady(ms):
+    return np.full(12, float(ms))
 
 
 def recorded(*races, off=(1.0, 1.0, 1.0), others=None, control=None):
@@ -31,13 +32,11 @@ def recorded(*races, off=(1.0, 1.0, 1.0), others=None, control=None):
     executed; `others`: ms of the alternatives; `control`: of the baseline's."""
     lab, rankings = Recorder(), {}
     for number, ms in enumerate(races, 1):
-        size = f"{number}x1"
         samples = dict(zip(PLANS, (steady(each) if np.isscalar(each) else each for each in ms), strict=True))
         expected = [factor * np.median(samples[plan]) for factor, plan in zip(off, PLANS, strict=True)]
-        rankings[size] = SimpleNamespace(
-            table=pd.DataFrame({"ms": expected}, pd.Index(map(parse, PLANS), dtype=object))
-        )
-        common = {"unit": "ms", "keys": {"size": size}, "runtime": "made up", "threads": 1}
+        table = pd.DataFrame({"ms": expected}, pd.Index(map(parse, PLANS), dtype=object))
+        rankings[f"{number}x1"] = SimpleNamespace(table=table)
+        common = {"unit": "ms", "keys": {"size": f"{number}x1"}, "runtime": "made up", "threads": 1}
         variants = {"A/A": samples[ONE] if control is None else steady(control), **samples, **(others or {})}
         for form, each in variants.items():
             over = {"baseline": ONE, "ratio": float(np.median(samples[ONE] / each))} if form != ONE else {}
@@ -86,33 +85,29 @@ def test_the_finding_is_one_sentence_of_the_numbers_in_the_table_of_gains(races,
 
 def test_an_error_counts_either_way_and_plans_of_one_size_are_no_samples_of_their_own():
     off = (0.7, 0.6, 1.5)
-    one, verdict = recorded((10, 5, 4), off=off).judge("goal.plan_error")
+    lab = recorded((10, 5, 4), off=off)
+    (one, verdict), first = lab.judge("goal.plan_error"), lab.study("plan_error").rows[0]
     assert one.estimate.value == pytest.approx(40) and one.estimate.interval is None and verdict == "open"
-    lab = recorded(*[(10, 5, 4)] * 8, off=off)
-    assert lab.judge("goal.plan_error")[0].estimate.interval is not None and lab.judge("goal.plan_error")[1] == "missed"
-    assert lab.study("plan_error").rows[0].notes == ["expected 7 ms a graph, executed 10 ms"]
-
-
-# ---- OpenVINO's own ways ---------------------------------------------------------------------------------------------
+    assert first.notes == ["expected 7 ms a graph, executed 10 ms"] and first.estimate.interval is not None
+    many, verdict = recorded(*[(10, 5, 4)] * 8, off=off).judge("goal.plan_error")
+    assert many.estimate.interval is not None and verdict == "missed"
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, one_registry):
     folder = tmp_path_factory.mktemp("models")
-    assert export(layer_of("sage", 8), 1, 7, exporter="openvino", folder=folder).ready
-    assert export(layer_of("sage", 8), 1, 7, exporter="handbuilt", folder=folder).ready
+    assert all(export(LAYER, 1, 7, exporter=exporter, folder=folder).ready for exporter in ("openvino", "handbuilt"))
     return folder
 
 
 def test_every_alternative_gives_the_last_graphs_result_or_is_not_timed(models, tmp_path, monkeypatch):
-    layer = layer_of("sage", 8)
-    cases = [Case.of(layer, random_inputs(30, 90, 8, seed)) for seed in range(3)]
-    calls = compare.alternatives(layer, cases, models, count=5)
+    cases = [Case.of(LAYER, random_inputs(30, 90, 8, seed)) for seed in range(3)]
+    calls = compare.alternatives(LAYER, cases, models, count=5)
     assert [*calls] == [*ALTERNATIVES]
     for name, call in calls.items():
         cases[4 % 3].require_equal(call(), name)
-    assert compare.alternatives(layer, cases, tmp_path, 5) == {}  # without a model of the whole layer
+    assert compare.alternatives(LAYER, cases, tmp_path, 5) == {}  # without a model of the whole layer
     streamed = compare._streamed
     monkeypatch.setattr(compare, "_streamed", lambda *given: streamed(*given) + 0.1)
     with pytest.raises(ParityError, match="HETERO"):
-        compare.alternatives(layer, cases, models, 5)
+        compare.alternatives(LAYER, cases, models, 5)

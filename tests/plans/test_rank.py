@@ -42,9 +42,9 @@ def test_moved_bytes_are_those_of_the_real_tensors(layer, after):
 
 def test_a_block_is_one_call_where_it_was_measured_and_a_few_else():
     singles = {(n, n) for n in range(1, 8)}
-    assert greedy_cover(singles | {(1, 7), (1, 5)}, 1, 7) == ((1, 7),)
-    assert greedy_cover(singles | {(1, 5), (6, 7)}, 1, 7) == ((1, 5), (6, 7))
-    assert greedy_cover({(1, 5), (7, 7)}, 1, 7) == () and greedy_cover(singles, 3, 3) == ((3, 3),)
+    assert greedy_cover(singles | {(1, 7), (1, 5)}, 1, 7) == [(1, 7)]
+    assert greedy_cover(singles | {(1, 5), (6, 7)}, 1, 7) == [(1, 5), (6, 7)]
+    assert greedy_cover({(1, 5), (7, 7)}, 1, 7) == [] and greedy_cover(singles, 3, 3) == [(3, 3)]
     plan = parse("1-7 on CPU")
     fused, parts = (device_steps(plan, of, N, E)[0] for of in (costs(), costs(lacking=[("CPU", 1, 7)])))
     assert (len(fused.calls), len(parts.calls)) == (1, 2) and fused.low_ms < fused.ms < fused.high_ms < parts.high_ms

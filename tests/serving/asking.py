@@ -4,7 +4,7 @@ import asyncio
 import socket
 import urllib.request
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 
 from edge_states import random_state
 from servers import until
@@ -12,6 +12,7 @@ from servers import until
 from gnnlab.serving.app import App
 from gnnlab.serving.load import Client
 from gnnlab.serving.server import Server
+from gnnlab.serving.service import Service
 from gnnlab.serving.settings import configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
@@ -33,6 +34,14 @@ def served(**settings):
     finally:
         server.should_exit = True
         thread.join()
+
+
+def held(monkeypatch, predictor):
+    """An event until which the passes of a predictor, which are computed in a thread, wait."""
+    monkeypatch.setattr(Service, "_short", lambda service, asked: False)
+    gate, decide = Event(), predictor.decide
+    monkeypatch.setattr(predictor, "decide", lambda *asked, **how: gate.wait(30) and decide(*asked, **how))
+    return gate
 
 
 async def together(ask, bodies):

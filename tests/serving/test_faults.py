@@ -16,24 +16,20 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from asking import CLIENTS, STATES, ask_all, get, served, together, value
+from asking import CLIENTS, STATES, ask_all, get, held, served, together, value
 from servers import until
 
 from gnnlab.errors import Unavailable
 from gnnlab.serving.load import UNRIGHT
 from gnnlab.serving.server import Redis, free_port, started, strike
-from gnnlab.serving.service import Service
 
 CLIENT = CLIENTS["hybrid"]
 
 
 def test_a_full_service_refuses_and_a_shutdown_answers_what_was_accepted(monkeypatch):
-    monkeypatch.setattr(Service, "_short", lambda service, asked: False)  # batches are computed in a thread
-    gate, answers = threading.Event(), []
+    answers = []
     with served(database="none", max_waiting=8) as (url, app, server):
-        predictor = app.service._predictors["hybrid"]
-        decide = predictor.decide
-        monkeypatch.setattr(predictor, "decide", lambda *asked, **how: gate.wait(30) and decide(*asked, **how))
+        gate = held(monkeypatch, app.service._predictors["hybrid"])
         asking = threading.Thread(target=lambda: answers.extend(ask_all(url, "hybrid", range(12))))
         asking.start()
         until(lambda: app.service.metrics.refused.labels("503")._value.get() == 4)

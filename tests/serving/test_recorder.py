@@ -74,24 +74,36 @@ def record(made, *states, node_id="node_3"):
         made.record("ppo", check(state), Decision(node_id, 3, -1.5, 0.25))
 
 
-def in_loop(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+def working(url, body, **given):
+    """The recorder after `await body(recorder)`, which starts it, and its end."""
+
+    async def run():
+        made = recorder_of(url, **given)
+        await body(made)
+        await made.stop()
+        return made
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def recorded(url, *states, started=True, **given):
     """The recorder after its end. Not `started`: the thread that writes starts when all are recorded."""
 
-    async def run():
-        made = recorder_of(url)
+    async def body(made):
         if started:
             made.start()
         record(made, *states, **given)
         if not started:
             made.start()
-        await made.stop()
-        return made
 
-    return in_loop(run())
+    return working(url, body)
+
+
+@contextlib.contextmanager
+def locked(file):
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
 
 
 async def until(condition):
@@ -142,35 +154,31 @@ def test_decisions_wait_for_a_database_that_is_not_there_yet(tmp_path, monkeypat
     monkeypatch.setattr(recorder, "RETRY_S", 0.05)
     url = sqlite_url(tmp_path / "later" / "decisions.sqlite")
 
-    async def run():
-        made = recorder_of(url)
+    async def body(made):
         made.start()
         record(made, *[S2_STATE] * 50)
         await until(lambda: made.away)
         assert made.pending == 50
         (tmp_path / "later").mkdir()
         await until(lambda: not made.away)
-        await made.stop()
-        return made.stored, made.lost
 
-    assert in_loop(run()) == (50, 0) and len(rows(url)) == 50
+    made = working(url, body)
+    assert (made.stored, made.lost) == (50, 0) and len(rows(url)) == 50
 
 
 def test_a_database_that_refuses_until_the_end_costs_records_and_each_is_counted(file, monkeypatch):
     monkeypatch.setattr(database, "LIMIT_S", 0.05)
 
-    async def run():
-        made = recorder_of(sqlite_url(file))
-        made.start()
-        record(made, S2_STATE)
-        await until(lambda: made.stored)
-        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
-            record(made, *[S2_STATE] * 300)
-            await made.stop()
-        return made
+    with contextlib.ExitStack() as until_the_end:
 
-    made = in_loop(run())
+        async def body(made):
+            made.start()
+            record(made, S2_STATE)
+            await until(lambda: made.stored)
+            until_the_end.enter_context(locked(file))
+            record(made, *[S2_STATE] * 300)
+
+        made = working(sqlite_url(file), body)
     assert (made.asked, made.stored, made.lost, made.pending) == (301, 1, 300, 0)
     assert vars(made.counts) == {"recorded": 1, "unrecorded": 300, "pending": 0} and len(rows(sqlite_url(file))) == 1
 
@@ -180,22 +188,19 @@ def test_while_it_is_locked_one_batch_is_lost_and_the_others_wait(file, monkeypa
     monkeypatch.setattr(recorder, "RETRY_S", 0.02)
     monkeypatch.setattr(recorder, "EVERY_S", 0.02)
 
-    async def run():
-        made = recorder_of(sqlite_url(file))
+    async def body(made):
         made.start()
         record(made, S2_STATE)
         await until(lambda: made.stored)
-        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
+        with locked(file):
             record(made, S2_STATE)
             await until(lambda: made.lost)
             record(made, *[S2_STATE] * 300)
             await asyncio.sleep(0.5)  # many tries
         await until(lambda: not made.away)
-        await made.stop()
-        return made.stored, made.lost
 
-    assert in_loop(run()) == (301, 1)
+    made = working(sqlite_url(file), body)
+    assert (made.stored, made.lost) == (301, 1)
     assert [text.partition(",")[0] for text in caplog.messages[:2]] == ["the database is away", "the database is back"]
 
 
@@ -204,17 +209,15 @@ def test_writes_that_are_refused_are_lost_and_logged_once(file, monkeypatch, cap
     monkeypatch.setattr(recorder, "RETRY_S", 0.02)
     monkeypatch.setattr(recorder, "BATCH", 1)
 
-    async def run():
-        made, left = recorder_of(sqlite_url(file)), [1] * failures
-        write = made._write
+    async def body(made):
+        write, left = made._write, [1] * failures
         monkeypatch.setattr(made, "_write", lambda batch: write(batch if not left else [left.pop()]))  # no decision
         record(made, *[S2_STATE] * 6)
         made.start()
         await until(lambda: made.stored)
-        await made.stop()
-        return made.stored, made.lost
 
-    assert in_loop(run()) == (6 - failures, failures)
+    made = working(sqlite_url(file), body)
+    assert (made.stored, made.lost) == (6 - failures, failures)
     assert len([text for text in caplog.messages if "away" in text]) == 1
     assert len([text for text in caplog.messages if "is back" in text]) == 1
 
@@ -228,9 +231,8 @@ def test_a_write_that_does_not_come_back_is_away_and_counts_as_pending_at_the_en
         cuts.append(1)
         raise RuntimeError("the connection is lost")
 
-    async def run():
-        made, gate = recorder_of(sqlite_url(file)), asyncio.Event()
-        loop = asyncio.get_running_loop()
+    async def body(made):
+        gate, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def hang(batch):
             made._connection = SimpleNamespace(fileno=lost_already)
@@ -241,28 +243,25 @@ def test_a_write_that_does_not_come_back_is_away_and_counts_as_pending_at_the_en
         record(made, *[S2_STATE] * 150)
         await until(lambda: made.away)
         await made.stop()
-        counts = made.asked, made.stored, made.lost, made.pending
+        assert (made.asked, made.stored, made.lost, made.pending) == (150, 0, 50, 100)
         gate.set()  # the database says yes after all
         await until(lambda: not made._thread.is_alive())
-        return counts, made.pending
 
-    counts, pending = in_loop(run())
-    assert counts == (150, 0, 50, 100) and pending == 0 and len(cuts) > 1  # it looks on
+    made = working(sqlite_url(file), body)
+    assert made.pending == 0 and len(cuts) > 1  # it looks on
     assert "150, 0 stored, 50 lost, 100 pending" in caplog.text and "has not answered" in caplog.text
 
 
 def test_a_file_that_is_gone_is_noticed_and_the_next_decisions_are_in_a_new_one(file, caplog):
-    async def run():
-        made = recorder_of(sqlite_url(file))
+    async def body(made):
         made.start()
         record(made, S2_STATE)
         await until(lambda: made.stored == 1)
         for one in file.parent.glob(f"{file.name}*"):
             one.unlink()
         record(made, S2_STATE)
-        await made.stop()
 
-    in_loop(run())
+    working(sqlite_url(file), body)
     assert "the database's file is gone" in caplog.text and len(rows(sqlite_url(file))) == 1
 
 
@@ -273,12 +272,10 @@ def test_rows_older_than_keep_days_are_deleted_and_others_are_not(url, monkeypat
     for table, column in ((predictions, "created_at"), (network_metrics, "timestamp")):
         in_database(url, lambda c, t=table, n=column: c.execute(sa.update(t).where(t.c.id <= 7).values({n: old})))
 
-    async def run():
-        made = recorder_of(url, keep_days=7)
+    async def body(made):
         made.start()
         await until(lambda: made._delete_at_s > made._ok_s + 60)
-        await made.stop()
 
-    in_loop(run())
+    working(url, body, keep_days=7)
     assert [row["id"] for row in rows(url)] == [8, 9, 10]
     assert len(rows(url, network_metrics)) == 10 * len(S2_STATE["nodes"]) - 7

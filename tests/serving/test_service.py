@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import redis
-from asking import STATES
+from asking import STATES, held
 from edge_states import S2_STATE, random_state
 from servers import until
 
@@ -80,16 +81,10 @@ def test_more_than_may_wait_is_refused_and_leaves_room_again():
 
 
 def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch):
-    monkeypatch.setattr(Service, "_short", lambda service, asked: False)
-
     async def body(service):
-        gate, passes, predictor = threading.Event(), [], service._predictors["dqn"]
+        gate, passes, predictor = held(monkeypatch, service._predictors["dqn"]), [], service._predictors["dqn"]
         decide = predictor.decide
-        monkeypatch.setattr(
-            predictor,
-            "decide",
-            lambda asked, **how: gate.wait(30) and (passes.append(len(asked)), decide(asked, **how))[1],
-        )
+        monkeypatch.setattr(predictor, "decide", lambda asked, **how: passes.append(len(asked)) or decide(asked, **how))
         loop = asyncio.get_running_loop()
         first = loop.create_task(service.decide("dqn", CHECKED[:1]))
         full = loop.create_task(service.decide("dqn", CHECKED[:40]))
@@ -107,12 +102,8 @@ def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch)
 
 
 def test_a_pass_that_hangs_costs_its_requests_a_503_and_the_service_its_readiness(monkeypatch):
-    monkeypatch.setattr(Service, "_short", lambda service, asked: False)
-
     async def body(service):
-        gate, predictor = threading.Event(), service._predictors["dqn"]
-        decide = predictor.decide
-        monkeypatch.setattr(predictor, "decide", lambda *asked, **how: gate.wait(30) and decide(*asked, **how))
+        gate = held(monkeypatch, service._predictors["dqn"])
         for wrong in (service.decide("dqn", CHECKED[:1]), service.parts()):
             with pytest.raises(Refused) as caught:
                 await wrong
@@ -193,23 +184,21 @@ def test_an_invalid_value_is_a_miss_and_is_written_over(inside, cached, value):
     assert predictor.predict(FEW[0]) == expected and inside.get(key) == right
 
 
-@pytest.mark.parametrize("reply", ["abc", [b"1"], [1, 2, 3], [b"abcd", {}, [1]], {}, 5])
-def test_a_strange_reply_costs_no_answer(cached, monkeypatch, reply):
-    expected, predictor = Predictor("dqn", "cpu").predict_batch(FEW), cached("dqn")
-    monkeypatch.setattr(predictor.cache._redis, "mget", lambda keys: reply)
-    assert predictor.predict_batch(FEW) == expected == predictor.predict_batch(FEW)
+REPLIES = ["abc", [b"1"], [1, 2, 3], [b"abcd", {}, [1]], {}, 5]
+RAISED = [TypeError("x"), OverflowError("x"), MemoryError(), redis.RedisError("a\0\x9f\nb")]
 
 
-@pytest.mark.parametrize("error", [TypeError("x"), OverflowError("x"), MemoryError(), redis.RedisError("a\0\x9f\nb")])
-def test_whatever_redis_raises_costs_no_answer_and_leaves_a_plain_line(cached, monkeypatch, caplog, error):
-    expected, predictor = Predictor("dqn", "cpu").predict_batch(FEW), cached("dqn")
-
-    def fails(keys):
-        raise error
-
-    monkeypatch.setattr(predictor.cache._redis, "mget", fails)
-    assert predictor.predict_batch(FEW) == expected and predictor.cache.away
-    assert caplog.messages and all(text.isascii() and text.isprintable() for text in caplog.messages)
+@pytest.mark.parametrize("reply", REPLIES + RAISED)
+def test_whatever_redis_replies_or_raises_costs_no_answer_and_an_error_leaves_a_plain_line(
+    cached, monkeypatch, caplog, reply
+):
+    expected, predictor, raised = Predictor("dqn", "cpu").predict_batch(FEW), cached("dqn"), reply in RAISED
+    replies = Mock(**{"side_effect" if raised else "return_value": reply})
+    monkeypatch.setattr(predictor.cache._redis, "mget", replies)
+    assert predictor.predict_batch(FEW) == expected and (predictor.cache.away or not raised)
+    assert predictor.predict_batch(FEW) == expected
+    assert caplog.messages or not raised
+    assert all(text.isascii() and text.isprintable() for text in caplog.messages)
 
 
 def test_a_full_redis_is_read_from_and_no_key_is_logged(inside, cached, monkeypatch, caplog):

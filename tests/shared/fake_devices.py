@@ -13,67 +13,56 @@ import misbehaving
 from gnnlab.stages.devices import Availability
 from gnnlab.stages.torch_devices import TorchDevice
 
+USABLE = Availability(True, chip="fake", version="1")
+
 
 @dataclass(frozen=True)
 class Fake(TorchDevice):
-    """`act()` when it is probed and loaded; `answer(number, results)` is what its call of that number gives."""
+    """`act()` when it is probed and loaded; `about` is what its probe gives."""
 
     act: Callable = misbehaving.behave
-    answer: Callable | None = None
+    about: Availability | None = USABLE
 
     def probe(self):
         self.act()
-        return Availability(True, chip="fake", version="1")
+        return self.about
 
     def load(self, *arguments, **conditions):
         self.act()
-        loaded = super().load(*arguments, **conditions)
-        if self.answer is None:
-            return loaded
-        numbers = itertools.count(1)
-        return replace(loaded, bind=None, run=lambda values: self.answer(next(numbers), loaded.run(values)))
+        return super().load(*arguments, **conditions)
 
 
-def fake(act=misbehaving.behave, answer=None, processor="CPU"):
-    return partial(Fake, "fake", processor, "fake", act=act, answer=answer)
+class WrongLater(Fake):
+    """Right in its first call only."""
+
+    def load(self, *arguments, **conditions):
+        loaded, calls = super().load(*arguments, **conditions), itertools.count()
+
+        def run(values):
+            wrong = next(calls) > 0
+            return {name: array + wrong for name, array in loaded.run(values).items()}
+
+        return replace(loaded, bind=None, run=run)
 
 
-def off_by_one(results):
-    return {name: array + 1 for name, array in results.items()}
-
-
-behaves, gpu, npu = fake(), fake(processor="GPU"), fake(processor="NPU")
-hangs, crashes, exits_at_once = map(fake, (misbehaving.hang, misbehaving.crash, misbehaving.leave_at_once))
-raises, chatters, runs_out_of_memory = map(fake, (misbehaving.fail, misbehaving.chatter, misbehaving.run_out_of_memory))
-lies = fake(answer=lambda number, results: off_by_one(results))
-wrong_later = fake(answer=lambda number, results: off_by_one(results) if number > 1 else results)
-sometimes_wrong = fake(answer=lambda number, results: off_by_one(results) if number % 5 == 0 else results)
-crashes_later = fake(answer=lambda number, results: misbehaving.crash() if number > 3 else results)
-
-
-def hangs_in_its_factory():
-    time.sleep(3600)
-
-
-@dataclass(frozen=True)
-class ProbesToNothing(Fake):
-    def probe(self):
-        return None
-
-
-probes_to_nothing = partial(ProbesToNothing, "fake", "CPU", "fake")
-
-
-@dataclass(frozen=True)
 class HeldOnce(Fake):
-    """An NPU that hangs at its first measurement, after it made the file that FAKE_DEVICE_HELD names."""
+    """Hangs at its first measurement, after it made the file that FAKE_DEVICE_HELD names."""
 
     def load(self, *arguments, **conditions):
         held = Path(os.environ["FAKE_DEVICE_HELD"])
         if not held.exists():
             held.touch()
-            time.sleep(600)
+            misbehaving.hang()
         return super().load(*arguments, **conditions)
 
 
-held_once = partial(HeldOnce, "held", "NPU", "fake")
+behaves = partial(Fake, "fake", "CPU", "fake")
+npu, held_once = partial(Fake, "fake", "NPU", "fake"), partial(HeldOnce, "held", "NPU", "fake")
+wrong_later, probes_to_nothing = partial(WrongLater, "fake", "CPU", "fake"), partial(behaves, about=None)
+hangs, crashes = partial(behaves, act=misbehaving.hang), partial(behaves, act=misbehaving.crash)
+raises, exits_at_once = partial(behaves, act=misbehaving.fail), partial(behaves, act=misbehaving.leave_at_once)
+runs_out_of_memory = partial(behaves, act=misbehaving.run_out_of_memory)
+
+
+def hangs_in_its_factory():
+    time.sleep(3600)

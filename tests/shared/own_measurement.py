@@ -7,6 +7,7 @@ It uses nothing of gnnlab.stages.measure. A device's stages are called on tensor
 
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -20,19 +21,13 @@ from gnnlab.child import KEEP_MEMORY
 from gnnlab.workloads.graphsage import random_inputs, sage
 
 SIZES = ((1000, 1000), (1000, 10000), (10000, 10000))
-ROUNDS = 40
+WARM_UP = 3  # rounds that do not count
 
 
-def by_torch(layer, number, values):
-    """Stage `number` as torch computes it: (call, result as an array)."""
-    stage = layer.stages[number - 1]
+def by_torch(stage, values):
+    """A stage as torch computes it: (call, result as an array)."""
     tensors = [values[name] for name in stage.takes]
-
-    def call():
-        with torch.inference_mode():
-            return stage.module(*tensors)
-
-    return call, lambda result: result.numpy()
+    return torch.inference_mode()(lambda: stage.module(*tensors)), lambda result: result.numpy()
 
 
 def by_openvino(path, values):
@@ -50,46 +45,34 @@ def by_openvino(path, values):
     return lambda: request.infer(share_outputs=True), lambda _: (request.get_output_tensor().data, kept)[0]
 
 
-def model_of(models, features, number):
-    """The file of a stage that OpenVINO exported with open shapes; None where there is none."""
-    found = sorted(Path(models).glob(f"sage-{features}/{number}/openvino/*/dynamic/model.xml"))
-    return found[0] if found else None
-
-
-def interleaved(calls, rounds=ROUNDS):
-    """Median ms of each call by name: in each round all of them, in random order, after three rounds that do not count.
+def interleaved(calls, rounds):
+    """Median ms of each call by name: in each round all of them, in random order.
 
     A call shorter than 0.5 ms is made so often in a sample that the clock's grain vanishes.
     """
-    order, times = np.random.default_rng(1), {name: [] for name in calls}
-    repeats = {}
-    for name, call in calls.items():
-        call()
-        start = time.perf_counter()
-        call()
-        repeats[name] = max(1, round(5e-4 / max(time.perf_counter() - start, 1e-7)))
-    for turn in range(rounds + 3):
-        for place in order.permutation(len(calls)):
-            name = list(calls)[place]
+    order, times, repeats = random.Random(1), {name: [] for name in calls}, dict.fromkeys(calls, 1)
+    for turn in range(WARM_UP + rounds):
+        for name in order.sample(list(calls), len(calls)):
             calls[name]()  # its own values are in the cache, as where it is measured alone
             start = time.perf_counter()
             for _ in range(repeats[name]):
                 calls[name]()
-            if turn >= 3:
-                times[name].append((time.perf_counter() - start) * 1e3 / repeats[name])
-    return {name: statistics.median(of) for name, of in times.items()}
+            times[name].append((time.perf_counter() - start) * 1e3 / repeats[name])
+            repeats[name] = max(1, round(0.5 / times[name][-1])) if turn < WARM_UP else repeats[name]
+    return {name: statistics.median(of[WARM_UP:]) for name, of in times.items()}
 
 
-def measured(features, size, models=None, rounds=ROUNDS):
-    """{(device, stage): (ms, result (N or E, ...))} of the 7 stages at a size (nodes, edges), on one thread."""
+def measured(features, size, models, rounds=40):
+    """{(device, stage): (ms, result (N or E, ...))} of the 7 stages at a size (nodes, edges), on one thread.
+    OpenVINO has those that it exported with open shapes into the folder `models`."""
     torch.set_num_threads(1)
-    layer = sage(features)
+    layer, bound = sage(features), {}
     with torch.no_grad():
         values = layer.trace(**random_inputs(*size, features))
-    bound = {("torch:CPU", number): by_torch(layer, number, values) for number in layer.numbers}
-    for number in layer.numbers:
-        if models is not None and (path := model_of(models, features, number)):
-            bound["openvino:CPU", number] = by_openvino(path, values)
+    for stage in layer.stages:
+        bound["torch:CPU", stage.number] = by_torch(stage, values)
+        for path in sorted(Path(models).glob(f"sage-{features}/{stage.number}/openvino/*/dynamic/model.xml"))[:1]:
+            bound["openvino:CPU", stage.number] = by_openvino(path, values)
     ms = interleaved({name: call for name, (call, _) in bound.items()}, rounds)
     return {name: (ms[name], np.array(result(call()))) for name, (call, result) in bound.items()}
 
@@ -102,9 +85,8 @@ def main(outputs):
         for (device, stage), (ms, _) in measured(500, (nodes, edges), Path(outputs) / "exported_models").items():
             if known := raw.get(f"{nodes},{edges},{device},{stage}", {}).get("ms"):
                 ratios.append(ms / known)
-                print(
-                    f"{nodes}x{edges} {device} stage {stage}: own {ms:.4f} ms, journal {known:.4f} ms, {ratios[-1]:.2f}"
-                )
+                times = f"own {ms:.4f} ms, journal {known:.4f} ms, {ratios[-1]:.2f}"
+                print(f"{nodes}x{edges} {device} stage {stage}: {times}")
     if ratios:
         print(f"own over journal: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
 

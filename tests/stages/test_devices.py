@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from gnnlab.errors import Unavailable
+from gnnlab.measure.conditions import Conditions
 from gnnlab.stages import devices, runtimes, torch_devices
 from gnnlab.stages.devices import Availability
 from gnnlab.stages.export import export, model_for
@@ -44,10 +45,16 @@ def values_of(nodes, edges):
         return {name: tensor.numpy() for name, tensor in LAYER.trace(**random_inputs(nodes, edges, FEATURES)).items()}
 
 
-def load(device, models, first, last, nodes=11, edges=30, *, threads=1, precision="float32", model=None):
+def load(device, models, first, last, nodes=11, edges=30, *, threads=1, model=None):
+    device = devices.find(device) if isinstance(device, str) else device
     model = model or model_for(device, Config("sage", FEATURES, nodes, edges, first, last, device.name), models)
-    how = {"nodes": nodes, "edges": edges, "threads": threads, "precision": precision}
+    how = {"nodes": nodes, "edges": edges, "threads": threads, "precision": "float32"}
     return device.load(LAYER, first, last, model, **how)
+
+
+def assert_right(results, values):
+    for name, array in results.items():
+        np.testing.assert_allclose(array, values[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @contextmanager
@@ -63,31 +70,30 @@ def unavailable(why):
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("block", [(3, 3), (1, 5)])
 def test_a_device_computes_the_block_on_graph_after_graph_bound_or_not(models, name, block):
-    (result,) = LAYER.block(*block).writes
     for nodes, edges in ((11, 30), (300, 5000)):
-        loaded, values = load(devices.find(name), models, *block, nodes, edges), values_of(nodes, edges)
+        loaded, values = load(name, models, *block, nodes, edges), values_of(nodes, edges)
         values["x"].flags.writeable = values["messages"].flags.writeable = False  # OpenVINO copies these
         call, outputs = loaded.bound(values)
         for _ in range(3):
-            np.testing.assert_allclose(outputs(call())[result], values[result], rtol=1e-5, atol=1e-5)
+            assert_right(outputs(call()), values)
         turned = values["x"] * 2, values["edge_index"][::-1].copy()
         turned = {key: tensor.numpy() for key, tensor in LAYER.trace(*map(torch.from_numpy, turned)).items()}
         for other in (turned, values):
-            np.testing.assert_allclose(loaded.run(other)[result], other[result], rtol=1e-5, atol=1e-5)
+            results = loaded.run(other)
+            assert tuple(results) == LAYER.block(*block).writes
+            assert_right(results, other)
         loaded.close()
 
 
-@pytest.mark.parametrize(("nodes", "edges", "taken"), [(12, 30, (12, 30)), (11, 29, (12, 30)), (12, 29, (20, 64))])
+@pytest.mark.parametrize(("size", "taken"), [((12, 30), (12, 30)), ((11, 29), (12, 30)), ((12, 29), (20, 64))])
 def test_a_device_of_static_shapes_takes_the_smallest_model_that_holds_a_graph_and_pads_in_its_call(
-    models, nodes, edges, taken
+    models, size, taken
 ):
-    model = model_for(STATIC, Config("sage", FEATURES, nodes, edges, 3, 3, STATIC.name), models)
-    assert model.size == taken
-    loaded, values = load(STATIC, models, 3, 3, nodes, edges), values_of(nodes, edges)
-    assert (loaded.bind is None) == (taken != (nodes, edges))
+    assert model_for(STATIC, Config("sage", FEATURES, *size, 3, 3, STATIC.name), models).size == taken
+    loaded, values = load(STATIC, models, 3, 3, *size), values_of(*size)
+    assert (loaded.bind is None) == (taken != size)
     call, outputs = loaded.bound(values)
-    for name, array in outputs(call()).items():
-        np.testing.assert_allclose(array, values[name], rtol=1e-5, atol=1e-5)
+    assert_right(outputs(call()), values)
 
 
 @st.composite
@@ -102,7 +108,7 @@ def blocks_and_graphs(draw):
 def test_fast_blocks_give_what_the_stages_give(case):
     first, last, nodes, edge_index = case
     values, block = LAYER.trace(torch.randn(nodes, FEATURES), edge_index), LAYER.block(first, last)
-    results = fast_block(block, edge_index, nodes)(*(values[n] for n in block.reads if n != "edge_index"))
+    results = fast_block(block, edge_index, nodes)(*(values[name] for name in block.reads))
     for name, result in zip(block.writes, results, strict=True):
         torch.testing.assert_close(result, values[name])
 
@@ -115,7 +121,7 @@ def test_torch_is_timed_by_the_module_alone():
     values, seen = values_of(11, 30), []
     for number in LAYER.numbers:
         stage = LAYER.stages[number - 1]
-        call, outputs = load(devices.find("torch:CPU"), None, number, number).bound(values)
+        call, outputs = load("torch:CPU", None, number, number).bound(values)
         with stage.module.register_forward_hook(
             lambda _, given, result: seen.append((given, result, torch.is_inference_mode_enabled()))
         ):
@@ -132,7 +138,7 @@ def test_torch_is_timed_by_the_module_alone():
 def test_a_graph_is_sorted_once_before_the_calls(monkeypatch):
     sorts, real = [], torch_devices.fast_block
     monkeypatch.setattr(torch_devices, "fast_block", lambda *given: sorts.append(1) or real(*given))
-    loaded, values = load(devices.find("fast:CPU"), None, 1, 5), values_of(11, 30)
+    loaded, values = load("fast:CPU", None, 1, 5), values_of(11, 30)
     call, _ = loaded.bound(values)
     assert sorts == [1] and loaded.notes[0].startswith("the graph was sorted once")
     for _ in range(3):
@@ -150,19 +156,15 @@ def test_a_device_with_its_own_memory_has_its_own_weights_and_its_copies_are_in_
     loaded = load(device, None, 6, 6)
     call, outputs = replace(loaded, bind=None).bound(values)
     assert isinstance(call(), dict)
-    np.testing.assert_allclose(outputs(call())["hidden"], values["hidden"], rtol=1e-5, atol=1e-5)
+    assert_right(outputs(call()), values)
 
 
 def test_threads_and_products_are_set_until_a_block_is_closed():
-    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        loaded = load(devices.find("torch:CPU"), None, 1, 5, threads=before[0] + 1)
-        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (before[0] + 1, "highest")
+    with Conditions(2, "medium").applied():
+        loaded = load("torch:CPU", None, 1, 5, threads=3)
+        assert Conditions.now() == Conditions(3, "highest")
         loaded.close()
-        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (before[0], "medium")
-    finally:
-        torch.set_float32_matmul_precision(before[1])
+        assert Conditions.now() == Conditions(2, "medium")
 
 
 def test_every_block_is_compiled_once_for_all_sizes_however_many_there_are(monkeypatch):
@@ -179,8 +181,7 @@ def test_every_block_is_compiled_once_for_all_sizes_however_many_there_are(monke
     for nodes, edges in ((11, 30), (9, 50)):
         values = values_of(nodes, edges)
         for block in blocks:
-            for name, array in load(devices.find("torch-compiled:CPU"), None, *block, nodes, edges).run(values).items():
-                np.testing.assert_allclose(array, values[name], rtol=1e-5, atol=1e-5)
+            assert_right(load("torch-compiled:CPU", None, *block, nodes, edges).run(values), values)
         assert len(graphs) == len(blocks)
 
 
@@ -189,26 +190,21 @@ def test_every_block_is_compiled_once_for_all_sizes_however_many_there_are(monke
 
 def test_onnx_runtime_refuses_sums_that_several_threads_get_wrong(models):
     """Fault 1: ScatterND adds without a lock; the same model on one thread, and ScatterElements, are right."""
-    device, values = devices.find("onnxruntime:CPU"), values_of(11, 30)
     index_add = export(LAYER, 3, 3, exporter="onnx", layout="index_add", folder=models)
     with unavailable("sums are wrong; export it with layout scatter_add, or use one thread"):
-        load(device, models, 3, 3, threads=2, model=index_add)
-    for loaded in (load(device, models, 3, 3, model=index_add), load(device, models, 3, 3, threads=2)):
-        np.testing.assert_allclose(loaded.run(values)["sums"], values["sums"], rtol=1e-5, atol=1e-5)
-
-
-def test_scatter_add_is_right_with_two_threads_of_onnx_runtime(models):
+        load("onnxruntime:CPU", models, 3, 3, threads=2, model=index_add)
+    assert_right(load("onnxruntime:CPU", models, 3, 3, model=index_add).run(values_of(11, 30)), values_of(11, 30))
     values = values_of(1000, 2000)
-    call, outputs = load(devices.find("onnxruntime:CPU"), models, 3, 3, 1000, 2000, threads=2).bound(values)
+    call, outputs = load("onnxruntime:CPU", models, 3, 3, 1000, 2000, threads=2).bound(values)
     for _ in range(40):
-        np.testing.assert_allclose(outputs(call())["sums"], values["sums"], rtol=1e-5, atol=1e-5)
+        assert_right(outputs(call()), values)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime:CPU", "openvino:CPU"])
 def test_a_model_that_is_missing_or_damaged_is_asked_for_in_one_line(models, tmp_path, name):
     device = devices.find(name)
-    shutil.copytree(models / "sage-6/3" / device.exporter, tmp_path / "sage-6/3" / device.exporter)
-    (file,) = tmp_path.rglob("dynamic/model.[ox]*")
+    good = model_for(device, Config("sage", FEATURES, 11, 30, 3, 3, name), models).path
+    file = shutil.copytree(good.parent, tmp_path / good.parent.relative_to(models)) / good.name
     load(device, tmp_path, 3, 3)
     for damage in (lambda: file.write_bytes(file.read_bytes()[:-7]), file.unlink, lambda: shutil.rmtree(file.parent)):
         damage()
@@ -220,9 +216,9 @@ def test_a_model_that_is_missing_or_damaged_is_asked_for_in_one_line(models, tmp
 
 def test_blocks_precisions_and_layers_that_a_device_lacks_are_refused(models):
     with unavailable("without a sum over neighbours no graph is built by hand; use openvino:CPU"):
-        load(devices.find("openvino-handbuilt:CPU"), models, 6, 6)
+        load("openvino-handbuilt:CPU", models, 6, 6)
     with unavailable("without a sum over neighbours there is no faster kernel; use torch:CPU"):
-        load(devices.find("fast:CPU"), models, 6, 7)
+        load("fast:CPU", models, 6, 7)
     with unavailable("fast:CPU computes GraphSAGE's stages, not those of gat; use torch:CPU"):
         devices.find("fast:CPU").load(gat(8, 2, 4), 1, 7, None, nodes=3, edges=3, threads=1, precision="float32")
     with unavailable("onnxruntime:CPU computes in float32, not in float16"):

@@ -73,7 +73,9 @@ def test_a_disk_that_refuses_names_the_file_in_one_line(tmp_path):
 
 def test_the_files_hold_all_that_is_known_whatever_was_measured_last(tmp_path):
     """Fault 2: measuring phase 2 alone emptied phase 1's checkpoint."""
-    leave(tmp_path, *[(config(first=first, device=device), outcome(1.0)) for first in (1, 3) for device in (TORCH, GPU)])
+    leave(
+        tmp_path, *[(config(first=first, device=device), outcome(1.0)) for first in (1, 3) for device in (TORCH, GPU)]
+    )
     assert journal.write_files(tmp_path) == ["checkpoint_npu.json is not written: no device of NPU was measured"]
     assert {path.name for path in tmp_path.iterdir()} == {journal.JOURNAL, journal.REPORT, CPU_GPU, RAW}
     before = measurements(tmp_path, CPU_GPU)

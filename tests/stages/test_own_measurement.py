@@ -4,25 +4,23 @@ from pathlib import Path
 
 import numpy as np
 import own_measurement
-import pytest
 
 from gnnlab.stages import measure, sizes
 from gnnlab.stages.export import export
 from gnnlab.stages.sizes import Size, inputs_of, layer_of
 
-SIZE, FEATURES = Size(40, 120), 8
+SIZE, FEATURES = Size(40, 120), 16
 
 
-@pytest.mark.timeout(300)
 def test_an_own_measurement_has_the_stages_and_the_values_of_the_journal(tmp_path):
     layer = layer_of("sage", FEATURES)
-    for number in (1, 3):
-        assert export(layer, number, number, exporter="openvino", folder=tmp_path / "models").ready
+    assert export(layer, 3, 3, exporter="openvino", folder=tmp_path / "models").ready
     options = {"models": tmp_path / "models", "sizes": [SIZE], "features": FEATURES, "budget_s": 0.01}
-    frame = measure.measure(tmp_path / "stages", **options, devices=["torch:CPU", "openvino:CPU"]).frame
+    options |= {"blocks": ["3", "6"], "devices": ["torch:CPU", "openvino:CPU"]}
+    frame = measure.measure(tmp_path / "stages", **options).frame
     timed = frame[frame["status"] == "measured"]
     own = own_measurement.measured(FEATURES, SIZE[:2], tmp_path / "models", rounds=3)
-    assert set(own) == set(zip(timed["device"], timed["first"], strict=True)) and len(own) == 9
+    assert set(own) > set(zip(timed["device"], timed["first"], strict=True)) and (len(own), len(timed)) == (8, 3)
     values = layer.trace(**inputs_of(SIZE, FEATURES))
     for (_, number), (ms, result) in own.items():
         assert ms > 0 and np.allclose(result, values[layer.stages[number - 1].writes], rtol=0, atol=1e-5)

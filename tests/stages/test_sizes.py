@@ -37,22 +37,27 @@ def test_a_graph_has_the_size_and_the_digest_that_its_file_gives_it(tmp_path):
 
 
 def test_a_random_graph_is_the_same_each_time_and_a_layer_is_found_by_name():
-    (first, second) = (inputs_of(Size(5, 9), 3) for _ in range(2))
+    first, second = (inputs_of(Size(5, 9), 3) for _ in range(2))
     assert torch.equal(first["x"], second["x"]) and torch.equal(first["edge_index"], second["edge_index"])
     assert layer_of("sage", 3) is layer_of("sage", 3)
     with refused("layer 'gcn' is not known; one of sage, gat"):
         layer_of("gcn", 3)
 
 
-@pytest.mark.parametrize("text", [None, "", "1000", "axb", "1x2x3", "-1x5", "0x5", "1e3x5", "99999999999x1", "²x1"])
-def test_other_texts_are_refused_with_what_to_write(text):
-    with refused(r"size.* (write 1000x10000 \(nodes x edges\)|are needed)"):
-        read([] if text is None else [text])
+WRITE = r"write 1000x10000 \(nodes x edges\)"
+TEXTS = dict.fromkeys(["", "1000", "axb", "1x2x3", "-1x5", "1e3x5", "99999999999x1", "²x1"], f"not understood; {WRITE}")
+TEXTS |= {"0x5": "from 1 to 20000000 are needed", "1000/5000": "is a ratio; write 1000x5000"}
 
 
-def test_a_size_that_looks_like_a_ratio_is_refused_with_the_right_one():
-    with refused("size '1000/5000' is a ratio; write 1000x5000"):
-        read(["1000/5000"])
+@pytest.mark.parametrize(("text", "words"), TEXTS.items())
+def test_other_texts_are_refused_with_what_to_write(text, words):
+    with refused(f"size '?{text}'?.*{words}"):
+        read([text])
+
+
+def test_no_text_is_refused():
+    with refused(f"no sizes; {WRITE}"):
+        read([])
 
 
 @pytest.mark.parametrize(
