@@ -25,7 +25,6 @@ from gnnlab.errors import GnnlabError
 from .arguments import add_params
 from .tables import say, warn_if_busy
 
-SWEEP, TABLES = ("04", "05"), "06"  # the notebooks whose parameters count
 CHOICES = ("sizes", "devices", "blocks")  # with one of them, results go to outputs/lab
 OPTIONS = (*CHOICES, "models", "layer", "features", "precision", "threads", "budget_s", "force", "cluster")
 
@@ -39,9 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     what = "as 1000x10000 (nodes x edges), study, a JSON file, or graph:NAME"
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help=what)
     parser.add_argument("--devices", nargs="+", metavar="DEVICE", help="openvino:CPU, module:factory (default: all)")
-    parser.add_argument(
-        "--blocks", nargs="+", metavar="BLOCK", help="3, 1-5, stages (each by itself), all (fused, too)"
-    )
+    parser.add_argument("--blocks", nargs="+", metavar="BLOCK", help="3, 1-5, stages (each alone), all (fused, too)")
     what = "of a Dask scheduler whose workers measure; each declares its processor, as in `dask worker ADDRESS "
     what += '--nthreads 1 --resources "NPU=1"` (needs gnnlab[cluster], and a folder of models that all see)'
     parser.add_argument("--cluster", metavar="ADDRESS", help=what)
@@ -120,7 +117,7 @@ def _parameters(arguments: Namespace) -> tuple[SimpleNamespace, Path]:
     from gnnlab.lab import discovery
     from gnnlab.stages import sizes
 
-    request = discovery.request((*SWEEP, TABLES), arguments.params)
+    request = discovery.request(("04", "05", "06"), arguments.params)
     root, (of_04, of_05, of_06) = discovery.root(), (request.values[path.stem] for path in request.chosen)
     named = {name: value for name in CHOICES if (value := getattr(arguments, name))}
     values = of_04 | of_05 | named | {"tables": of_06, "cluster": arguments.cluster}

@@ -27,6 +27,7 @@ import pandas as pd
 
 from gnnlab.errors import GnnlabError
 from gnnlab.files import write_atomically, write_json
+from gnnlab.stages.measurement import Record
 
 JOURNAL, REPORT = "journal.jsonl", "profiling_report.txt"
 FILES = {  # the processors of each
@@ -41,7 +42,6 @@ COLUMNS += ["processor", "precision", "threads", "status", "reason", "samples_ms
 COLUMNS += ["chip", "runtime_version", "notes", "written"]
 ORDER = ["nodes", "edges", "graph", "fused", "first", "last", "device", "key"]
 WITHIN = 0.02  # half-width of an interval over its median
-Record = dict[str, Any]
 
 
 def append(folder: Path, record: Record) -> None:

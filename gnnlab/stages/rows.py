@@ -30,8 +30,8 @@ BASELINE = "torch:CPU"  # of gains
 S4_LAYER, S4_STAGES = "layer == 'sage' and features == 500", 7
 S4_MEASUREMENTS = 210 + 105  # on CPU and GPU, and on the NPU
 SPENT = "with loading and parity; without exporting, probing the devices and the reference workload"
-NEEDED = "needs the 7 stages at S4's 15 sizes, of every device that is usable here for the minutes, of any for the"
-NEEDED += " hours, all measured by this run (params/full, force: true)"
+NEEDED = "needs the 7 stages at S4's 15 sizes, all measured by this run (params/full, force: true); the minutes need "
+NEEDED += "them of every device that is usable here"
 
 
 def measured_on_cpu(frame: pd.DataFrame) -> pd.DataFrame:

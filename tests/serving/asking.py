@@ -12,7 +12,6 @@ from servers import until
 from gnnlab.serving.app import App
 from gnnlab.serving.load import Client
 from gnnlab.serving.server import Server
-from gnnlab.serving.service import Service
 from gnnlab.serving.settings import configure
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
@@ -36,10 +35,11 @@ def served(**settings):
         thread.join()
 
 
-def held(monkeypatch, predictor):
-    """An event until which the passes of a predictor, which are computed in a thread, wait."""
-    monkeypatch.setattr(Service, "_short", lambda service, asked: False)
-    gate, decide = Event(), predictor.decide
+def held(monkeypatch, service, kind):
+    """An event until which the passes of a model wait, in the thread of the service."""
+    monkeypatch.setattr(service._batcher, "_short", lambda asked: False)
+    gate, predictor = Event(), service._predictors[kind]
+    decide = predictor.decide
     monkeypatch.setattr(predictor, "decide", lambda *asked, **how: gate.wait(30) and decide(*asked, **how))
     return gate
 

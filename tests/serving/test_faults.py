@@ -29,7 +29,7 @@ CLIENT = CLIENTS["hybrid"]
 def test_a_full_service_refuses_and_a_shutdown_answers_what_was_accepted(monkeypatch):
     answers = []
     with served(database="none", max_waiting=8) as (url, app, server):
-        gate = held(monkeypatch, app.service._predictors["hybrid"])
+        gate = held(monkeypatch, app.service, "hybrid")
         asking = threading.Thread(target=lambda: answers.extend(ask_all(url, "hybrid", range(12))))
         asking.start()
         until(lambda: app.service.metrics.refused.labels("503")._value.get() == 4)

@@ -82,7 +82,7 @@ def test_more_than_may_wait_is_refused_and_leaves_room_again():
 
 def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch):
     async def body(service):
-        gate, passes, predictor = held(monkeypatch, service._predictors["dqn"]), [], service._predictors["dqn"]
+        gate, passes, predictor = held(monkeypatch, service, "dqn"), [], service._predictors["dqn"]
         decide = predictor.decide
         monkeypatch.setattr(predictor, "decide", lambda asked, **how: passes.append(len(asked)) or decide(asked, **how))
         loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch)
 
 def test_a_pass_that_hangs_costs_its_requests_a_503_and_the_service_its_readiness(monkeypatch):
     async def body(service):
-        gate = held(monkeypatch, service._predictors["dqn"])
+        gate = held(monkeypatch, service, "dqn")
         for wrong in (service.decide("dqn", CHECKED[:1]), service.parts()):
             with pytest.raises(Refused) as caught:
                 await wrong
