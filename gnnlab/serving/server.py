@@ -147,13 +147,9 @@ def _supervise(listener: socket.socket, count: int) -> int:
         signal.signal(number, lambda number, _: ending.append(number))
     context, failed = multiprocessing.get_context("spawn"), False
     ready = [context.Value("b", 0, lock=False) for _ in range(count)]
-
-    def worker_at(place: int) -> multiprocessing.Process:
-        worker = context.Process(target=_answer, args=(listener, ready[place]))
+    workers = [context.Process(target=_answer, args=(listener, one)) for one in ready]
+    for worker in workers:
         worker.start()
-        return worker
-
-    workers = [worker_at(place) for place in range(count)]
     while not ending and not failed:
         wait([worker.sentinel for worker in workers], 0.5)
         for place, worker in enumerate(workers):
@@ -163,7 +159,8 @@ def _supervise(listener: socket.socket, count: int) -> int:
             mark_process_dead(worker.pid)
             failed = failed or not ready[place].value
             if not failed:
-                workers[place] = worker_at(place)
+                workers[place] = context.Process(target=_answer, args=(listener, ready[place]))
+                workers[place].start()
     for worker in workers:
         worker.terminate()
     for worker in workers:
