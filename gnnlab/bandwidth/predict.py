@@ -1,6 +1,6 @@
 """The time of a block of stages on a device at any graph size, with an interval.
 
-    predictor = Predictor.fit(layer, measured, transfers)     # the frame of a journal
+    predictor = TimePredictor.fit(layer, measured, transfers)     # the frame of a journal
     predictor.predict("openvino:CPU", 1, 5, nodes=4000, edges=9000)      # time_ms, low_ms, high_ms, origin
 
 A time is a sum of the block's work (`work`), and no coefficient is negative, so that more work never takes less time.
@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Predictor:
+class TimePredictor:
     """Fits of blocks on devices.
 
     coefficients: of the columns of `work`, ms.
@@ -59,7 +59,7 @@ class Predictor:
     transfers: Transfers | None = None
 
     @classmethod
-    def fit(cls, layer: StagedLayer, measured: pd.DataFrame, transfers: Transfers | None = None) -> Predictor:
+    def fit(cls, layer: StagedLayer, measured: pd.DataFrame, transfers: Transfers | None = None) -> TimePredictor:
         """From device, first, last, nodes, edges, ms, ms_low, ms_high; what has no time above 0 is left out.
 
         `transfers`: a device's own copies are a part of its work, plain ones where it has none.

@@ -2,7 +2,7 @@
 
     measured = measure(outputs / "tables", stages=outputs / "stages", models=outputs / "exported_models")
     read(outputs / "tables", outputs / "stages")        # the same from the journals, nothing measured
-    predictor = Predictor.fit(layer, measured.fit, Transfers.fit(measured.copies))
+    predictor = TimePredictor.fit(layer, measured.fit, Transfers.fit(measured.copies))
     prediction_rows(predictor, measured.test)                 # predicted beside measured, for `lab.record`
 
 `tables/fit` holds the journal of copies and of sizes that are fitted, `tables/test` that of sizes that never are.
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.bandwidth.copies import IDENTITY, NODES, PLAIN_COPY, copy_configs
-from gnnlab.bandwidth.predict import BLOCK, INTERPOLATED, MEASURED, Pair, Predictor, inside_hull
+from gnnlab.bandwidth.predict import BLOCK, INTERPOLATED, MEASURED, Pair, TimePredictor, inside_hull
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import CONFIDENCE, PREDICTION
 from gnnlab.stages import journal
@@ -134,7 +134,7 @@ def draw(sizes: Sequence[Pair], count: int, seed: int) -> list[Pair]:
     return [size for size in inside if size not in sizes][:count]
 
 
-def prediction_rows(predictor: Predictor, test: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def prediction_rows(predictor: TimePredictor, test: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Rows of measurements at sizes between those that were fitted; keys are runs_on (the device), stage and size.
 
     `off_grid`: ms, measured and predicted (90 %). `off_grid_error`: by how much the prediction is off, in percent of

@@ -30,7 +30,7 @@ from gnnlab import machine
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import CONFIDENCE, CONTROL, PREDICTION, Estimate
 from gnnlab.openvino_core import HINTS, openvino_core
-from gnnlab.plans.execute import Case
+from gnnlab.plans.execute import CheckedGraph
 from gnnlab.plans.plans import Plan, parse
 from gnnlab.plans.rank import Ranking
 from gnnlab.stages import devices
@@ -54,7 +54,7 @@ Call = Callable[[], np.ndarray]
 _ESTIMATED = {"better": "lower", "statistic": "estimate"}
 
 
-def alternatives(layer: StagedLayer, cases: Sequence[Case], models: Path | str, count: int) -> dict[str, Call]:
+def alternatives(layer: StagedLayer, cases: Sequence[CheckedGraph], models: Path | str, count: int) -> dict[str, Call]:
     """`ALTERNATIVES` as calls: `count` graphs in turn, the last result (N, F'). Those are left out whose model of the
     whole layer was not exported. `ParityError`: what one makes of a graph is wrong.
     """

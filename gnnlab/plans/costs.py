@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from gnnlab.bandwidth.copies import Transfers
-from gnnlab.bandwidth.predict import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction, Predictor
+from gnnlab.bandwidth.predict import EXTRAPOLATED, INTERPOLATED, MEASURED, Prediction, TimePredictor
 from gnnlab.bandwidth.sweep import read
 from gnnlab.bandwidth.tables import read_bandwidth, read_lookup
 from gnnlab.errors import GnnlabError
@@ -52,7 +52,7 @@ class Costs:
 
     layer: StagedLayer
     devices: tuple[str, ...]
-    predictor: Predictor | None
+    predictor: TimePredictor | None
     copy_ms: Callable[[str, str, float], float]
     processors: Mapping[str, str]
     separate: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ class Costs:
             given = f"{precision}, {threads} threads"
             raise GnnlabError(f"{stages} has times of {given}; plans need float32 and one thread")
         transfers = Transfers.fit(copies)
-        predictor = Predictor.fit(layer_of(layer, int(features)), fit, transfers)
+        predictor = TimePredictor.fit(layer_of(layer, int(features)), fit, transfers)
         timed = predictor.devices
         processors = {name: registry.find(name).processor for name in (*timed, *devices)}  # in one order
         usual = [name for name in timed if processors[name] == "CPU" and name not in SLOW_TO_LOAD]
@@ -95,7 +95,7 @@ class Costs:
         times, notes = _compute_times(layer, table, rates)
         known = {tuple(row[:5]): Prediction(*row[5:], READ) for row in times.itertuples(index=False, name=None)}
         try:
-            predictor = Predictor.fit(layer, times[times["ms"] > 0])
+            predictor = TimePredictor.fit(layer, times[times["ms"] > 0])
         except GnnlabError:  # too few sizes: those that are there can still be planned
             predictor = None
         mb_s = pd.Series(rates, dtype=float).groupby(lambda key: key.partition("_")[0]).median()

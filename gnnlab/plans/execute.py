@@ -1,6 +1,6 @@
 """A plan at work: its devices at once on different graphs of a stream.
 
-    cases = [Case.of(layer, random_inputs(1000, 5000, 500, seed)) for seed in range(3)]
+    cases = [CheckedGraph.of(layer, random_inputs(1000, 5000, 500, seed)) for seed in range(3)]
     with DeviceProcesses(plan.devices) as processes, Executor(plan, costs, cases, processes, models) as executor:
         executor.run(8)                   # 8 graphs in turn; the last result, equal to the plain layer's
 
@@ -46,7 +46,7 @@ _CORES = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinit
 _keys = itertools.count()
 
 
-class Case(NamedTuple):
+class CheckedGraph(NamedTuple):
     """A graph in shared memory, x (N, F) float32 and edge_index (2, E) int64, and what the plain layer makes of it in
     float32 and in float64, (N, F')."""
 
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     truth: np.ndarray
 
     @classmethod
-    def of(cls, layer: StagedLayer, graph: Tensors) -> Case:
+    def of(cls, layer: StagedLayer, graph: Tensors) -> CheckedGraph:
         """Raises `GnnlabError`: there is no memory to share."""
         exact = copy.deepcopy(block_of(layer, 1, len(layer.stages))).double()
         with torch.no_grad():
@@ -88,7 +88,7 @@ class Executor(AbstractContextManager):
         self,
         plan: Plan,
         costs: Costs,
-        cases: Sequence[Case],
+        cases: Sequence[CheckedGraph],
         processes: DeviceProcesses,
         models: Path | str | None = None,
         cores: Cores | None = None,
@@ -131,7 +131,7 @@ def execute_once(
     Raises:
         GnnlabError: a device cannot run its block, or failed, or the result is wrong.
     """
-    with Executor(plan, costs, [Case.of(costs.layer, graph)], processes, models) as executor:
+    with Executor(plan, costs, [CheckedGraph.of(costs.layer, graph)], processes, models) as executor:
         error, start = executor.check(), time.perf_counter()
         executor.run(1)
         return (time.perf_counter() - start) * 1e3, error

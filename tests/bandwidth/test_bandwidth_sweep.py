@@ -11,7 +11,7 @@ from synthetic_latencies import BLOCKS, DEVICE, SIZES, SMALL, SyntheticDevices, 
 from gnnlab import bandwidth
 from gnnlab.bandwidth import sweep
 from gnnlab.bandwidth.copies import PLAIN_COPY, Transfers
-from gnnlab.bandwidth.predict import Predictor
+from gnnlab.bandwidth.predict import TimePredictor
 from gnnlab.bandwidth.sweep import prediction_rows, sizes_of
 from gnnlab.errors import Untestable
 from gnnlab.stages import journal
@@ -35,7 +35,7 @@ def test_sizes_never_fitted_are_measured_and_predicted(measure):
     assert known == {*SIZES, (150, 600)} and len(test) == 3 * len(BLOCKS) and not known & set(sizes_of(test))
     transfers = Transfers.fit(measured.copies)
     assert transfers.plain.gb_s(1e6)[0] == pytest.approx(10, rel=0.02)
-    errors = prediction_rows(Predictor.fit(SMALL, measured.fit, transfers), test)["off_grid_error"]
+    errors = prediction_rows(TimePredictor.fit(SMALL, measured.fit, transfers), test)["off_grid_error"]
     assert len(errors) == len(test) and (errors["value"] < 1).all()
 
 
@@ -89,7 +89,7 @@ def test_of_several_settings_those_with_most_times_are_fitted_and_a_message_says
 def judged(folder, off, per_size=1):
     """The goal's figure, its verdict and its table where every other size takes `off` times what is predicted, with
     `per_size` blocks of a size."""
-    predictor = Predictor.fit(SMALL, journal.read(leave(folder / "fit")))
+    predictor = TimePredictor.fit(SMALL, journal.read(leave(folder / "fit")))
     sizes = sweep.draw(SIZES, 40 // per_size, seed=0)
 
     def answer(config):
@@ -129,5 +129,5 @@ def test_without_a_time_between_the_fitted_sizes_there_are_no_rows(tmp_path):
     fit = journal.read(leave(tmp_path / "fit"))
     beyond = journal.read(leave(tmp_path / "beyond", configs([(9999, 9999)])))
     for test in (fit[:0], beyond):
-        rows = prediction_rows(Predictor.fit(SMALL, fit), test)["off_grid_error"]
+        rows = prediction_rows(TimePredictor.fit(SMALL, fit), test)["off_grid_error"]
         assert rows.empty and {"value", "runs_on", "stage"} <= {*rows}

@@ -9,7 +9,7 @@ from refusals import refused
 from synthetic_latencies import DEVICE, STUDY, Truth, copies, latencies
 
 from gnnlab.bandwidth.copies import CopyCurve, Transfers
-from gnnlab.bandwidth.predict import RATE, Prediction, Predictor, inside_hull, work
+from gnnlab.bandwidth.predict import RATE, Prediction, TimePredictor, inside_hull, work
 from gnnlab.bandwidth.sweep import draw
 from gnnlab.stages.sizes import layer_of
 
@@ -19,12 +19,12 @@ LINE = [(1000, 1000), (1000, 4000), (1000, 10_000)]
 
 def fit(ms, first=1, last=5, at=STUDY, transfers=None):
     frame = pd.DataFrame(at, columns=["nodes", "edges"]).assign(ms=ms, ms_low=ms, ms_high=ms)
-    return Predictor.fit(LAYER, frame.assign(device=DEVICE, first=first, last=last), transfers)
+    return TimePredictor.fit(LAYER, frame.assign(device=DEVICE, first=first, last=last), transfers)
 
 
 @pytest.fixture(scope="module")
 def predictor():
-    return Predictor.fit(LAYER, latencies(LAYER, noise=0.03))
+    return TimePredictor.fit(LAYER, latencies(LAYER, noise=0.03))
 
 
 @pytest.mark.parametrize(("stage", "sides"), [(2, ["edges"]), (4, ["nodes", "edges"]), (6, ["nodes"])])
@@ -34,7 +34,7 @@ def test_the_work_of_a_block_counts_the_sides_that_its_values_have(stage, sides)
 
 
 def test_the_work_of_a_synthetic_machine_is_recovered_and_predicted_at_sizes_that_were_not_fitted():
-    exact = Predictor.fit(LAYER, latencies(LAYER))
+    exact = TimePredictor.fit(LAYER, latencies(LAYER))
     for row in latencies(LAYER, [(4000, 9000), (700, 30_000)]).itertuples():
         predicted = exact.predict(DEVICE, row.first, row.last, row.nodes, row.edges)
         assert predicted.time_ms == pytest.approx(row.ms, rel=1e-6)
@@ -99,7 +99,7 @@ def test_sizes_are_drawn_inside_and_are_new_and_the_same_for_the_same_seed(known
 def test_intervals_hold_nine_of_ten_times_of_synthetic_machines():
     covered = []
     for seed, noise in enumerate((0.02, 0.1, 0.25) * 3):
-        fitted = Predictor.fit(LAYER, latencies(LAYER, noise=noise, seed=seed))
+        fitted = TimePredictor.fit(LAYER, latencies(LAYER, noise=noise, seed=seed))
         for row in latencies(LAYER, draw(STUDY, 8, seed), noise=noise, seed=seed + 1000).itertuples():
             predicted = fitted.predict(DEVICE, row.first, row.last, row.nodes, row.edges)
             covered.append(predicted.low_ms <= row.ms <= predicted.high_ms)

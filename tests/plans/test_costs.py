@@ -31,7 +31,7 @@ def journals(monkeypatch):
     monkeypatch.setattr(costs_module.Transfers, "fit", lambda copies: transfers)
     lacking = [("fast:CPU", a, b) for a, b in layer_of("sage", 8).blocks() if (a, b) not in ((1, 5), (1, 7))]
     predictor = Formula(known, layer_of("sage", 8), lacking)
-    monkeypatch.setattr(costs_module.Predictor, "fit", lambda layer, fit, transfers: predictor)
+    monkeypatch.setattr(costs_module.TimePredictor, "fit", lambda layer, fit, transfers: predictor)
     return fit
 
 

@@ -13,7 +13,7 @@ from refusals import refused
 from synthetic_costs import costs
 
 from gnnlab.errors import GnnlabError, ParityError
-from gnnlab.plans.execute import Case, Executor, execute_once, split
+from gnnlab.plans.execute import CheckedGraph, Executor, execute_once, split
 from gnnlab.plans.plans import parse
 from gnnlab.plans.processes import DeviceProcesses
 from gnnlab.plans.rank import Planner
@@ -27,7 +27,7 @@ SINGLE_STAGES = [(device, a, b) for device in DEVICES for a in range(1, 8) for b
 
 
 def cases(nodes=30, edges=70, count=3, layer=LAYER):
-    return [Case.of(layer, random_inputs(nodes, edges, 8, seed)) for seed in range(count)]
+    return [CheckedGraph.of(layer, random_inputs(nodes, edges, 8, seed)) for seed in range(count)]
 
 
 def of(layer=LAYER, devices=DEVICES, lacking=()):
@@ -74,7 +74,7 @@ def test_a_result_is_compared_with_float64_as_precisely_as_torch_computes_itself
     """A star's sum of 60,000 numbers: two right results in float32 differ by more than 1e-5 (fault 9)."""
     source = torch.arange(60_000)
     x = torch.rand(60_000, 8, generator=torch.Generator().manual_seed(0))
-    case = Case.of(LAYER, {"x": x, "edge_index": torch.stack([source, torch.zeros_like(source)])})
+    case = CheckedGraph.of(LAYER, {"x": x, "edge_index": torch.stack([source, torch.zeros_like(source)])})
     off = case.expected - case.truth
     in_another_order = case.expected + 2 * np.abs(off).max() * np.sign(off)
     assert case.require_equal(in_another_order, "in another order") <= RTOL_FLOAT32

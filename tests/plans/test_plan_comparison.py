@@ -11,7 +11,7 @@ from gnnlab.errors import ParityError, Untestable
 from gnnlab.lab.text import with_unit
 from gnnlab.plans import compare
 from gnnlab.plans.compare import ALTERNATIVES, Comparison
-from gnnlab.plans.execute import Case
+from gnnlab.plans.execute import CheckedGraph
 from gnnlab.plans.plans import parse
 from gnnlab.stages.export import export
 from gnnlab.stages.sizes import layer_of
@@ -101,7 +101,7 @@ def models(tmp_path_factory, one_registry):
 
 
 def test_every_alternative_gives_the_last_graphs_result_or_is_not_timed(models, tmp_path, monkeypatch):
-    cases = [Case.of(LAYER, random_inputs(30, 90, 8, seed)) for seed in range(3)]
+    cases = [CheckedGraph.of(LAYER, random_inputs(30, 90, 8, seed)) for seed in range(3)]
     calls = compare.alternatives(LAYER, cases, models, count=5)
     assert [*calls] == [*ALTERNATIVES]
     for name, call in calls.items():
