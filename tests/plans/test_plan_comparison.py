@@ -88,9 +88,18 @@ def test_an_error_counts_either_way_and_plans_of_one_size_are_no_samples_of_thei
     lab = recorded((10, 5, 4), off=off)
     (one, verdict), first = lab.judge("goal.plan_error"), lab.study("plan_error").rows[0]
     assert one.estimate.value == pytest.approx(40) and one.estimate.interval is None and verdict == "open"
-    assert first.notes == ["expected 7 ms a graph, executed 10 ms"] and first.estimate.interval is not None
+    assert first.notes == ["expected 7 ms a graph, times 1; executed 10 ms"] and first.estimate.interval is not None
     many, verdict = recorded(*[(10, 5, 4)] * 8, off=off).judge("goal.plan_error")
     assert many.estimate.interval is not None and verdict == "missed"
+
+
+def test_how_much_plans_at_other_sizes_took_over_what_was_expected_corrects_a_prediction_at_this_one():
+    slowed = (1.0, 0.8, 0.8)  # plans of several devices take 1.25 times what was expected, those of one what was
+    (one, _), (many, verdict) = (recorded(*[(10, 5, 4)] * n, off=slowed).judge("goal.plan_error") for n in (1, 8))
+    assert one.estimate.value == pytest.approx(20) and many.estimate.value == pytest.approx(0, abs=1e-9)
+    assert verdict == "met"
+    lab = recorded((10, 5, 4), (10, 5, 8), off=slowed)
+    assert [row.notes[0].split("times ")[1].split(";")[0] for row in lab.study("plan_error").rows[:2]] == ["1", "1.25"]
 
 
 @pytest.fixture(scope="module")
