@@ -1,4 +1,4 @@
-"""Serve the decisions of `gnnlab infer` over HTTP, in batches, with a cache, a record and metrics.
+"""Serve the decisions of `gnnlab infer` over HTTP, in batches, with metrics; on request with a cache and a record.
 
 POST /predict takes one network, POST /predict_batch a list of them (docs/serving.md).
 Every further setting is a variable GNNLAB_SERVE_... (docs/serving.md); a URL with a password belongs
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .arguments import count
+from .terminal import count
 
 # others: the environment, or the default
 SETTINGS = ("host", "port", "model_type", "workers", "redis", "database", "keep_days")
@@ -30,8 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--workers", type=count, metavar="N", help="processes that answer (1)")
     what = "cache of all workers and hosts: redis://HOST:6379/0, or none (none)"
     parser.add_argument("--redis", metavar="URL", help=what)
-    what = "what keeps the decisions: sqlite:///FILE, postgresql://USER@HOST/NAME or none"
-    parser.add_argument("--database", metavar="URL", help=f"{what} (sqlite:///outputs/serving.sqlite)")
+    what = "what keeps the decisions: sqlite:///FILE, postgresql://USER@HOST/NAME or none (none)"
+    parser.add_argument("--database", metavar="URL", help=what)
     what = "delete stored decisions that are older; 0: none (0)"
     parser.add_argument("--keep-days", type=float, metavar="N", help=what)
 

@@ -12,7 +12,6 @@ event loop itself, where it is `short`: handing it over would take longer.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,16 +25,11 @@ from gnnlab.errors import GnnlabError
 from gnnswap.errors import one_line
 
 
-class Late(GnnlabError):
-    """A request was not answered within its deadline."""
-
-
 class Request(NamedTuple):
-    """A state that waits for its answer, until when by the clock of the loop."""
+    """A state that waits for its answer."""
 
     state: Any
     answer: asyncio.Future
-    due_s: float
 
 
 class AsyncBatcher:
@@ -46,10 +40,9 @@ class AsyncBatcher:
     `GnnlabError`, and the next batch is computed all the same. `short(states)`: whether a batch is computed in the
     event loop.
 
-    `deadline_s`: a request that is not answered so many seconds after it came raises `Late`, and is not computed if
-    that has not begun. `stop_s`: how long the end of the `async with` waits for answers before what is left fails.
-
-    `unanswered` requests wait or are in the batch that runs, late and cancelled ones until that ends.
+    A request whose caller is cancelled, as by `asyncio.timeout`, is not computed if that has not begun. `stop_s`: how
+    long the end of the `async with` waits for answers before what is left fails. `unanswered` requests wait, or are in
+    the batch that runs.
     """
 
     def __init__(
@@ -58,11 +51,10 @@ class AsyncBatcher:
         *,
         max_batch: int = 64,
         short: Callable[[list[Any]], bool] = lambda states: False,
-        deadline_s: float = math.inf,
         stop_s: float = 30.0,
     ) -> None:
         self._predict_batch, self._max_batch, self._short = predict_batch, max_batch, short
-        self._deadline_s, self._stop_s = deadline_s, stop_s
+        self._stop_s = stop_s
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._open = False
@@ -71,7 +63,6 @@ class AsyncBatcher:
         """Start the thread. Raises `GnnlabError`: it cannot start."""
         self._loop, self._idle = asyncio.get_running_loop(), asyncio.Event()
         self._idle.set()
-        self._timer: asyncio.TimerHandle | None = None
         self._canary = self._loop.create_future()
         self._canary.set_result(None)
         self._jobs: SimpleQueue[tuple[list[Any], Callable[[Sequence[Any]], None]] | None] = SimpleQueue()
@@ -95,8 +86,6 @@ class AsyncBatcher:
             for request in chain(self._running, self._waiting):
                 _settle(request.answer, GnnlabError("the batcher stopped before it came to an answer"))
             self._waiting.clear()
-            if self._timer is not None:
-                self._timer.cancel()
 
     @property
     def unanswered(self) -> int:
@@ -109,10 +98,10 @@ class AsyncBatcher:
         """
         if not self._open:
             raise GnnlabError("the batcher takes no requests; enter it with `async with`")
-        request = Request(state, self._loop.create_future(), self._loop.time() + self._deadline_s)
+        while self._waiting and self._waiting[0].answer.done():  # its caller has gone, while a batch hangs
+            self._waiting.popleft()
+        request = Request(state, self._loop.create_future())
         self._waiting.append(request)
-        if self._timer is None and self._deadline_s < math.inf:
-            self._timer = self._loop.call_at(request.due_s, self._expire)
         if self._idle.is_set():
             self._idle.clear()
             self._loop.call_soon(self._next)  # after those that come in this turn of the loop
@@ -144,12 +133,10 @@ class AsyncBatcher:
 
     def _taken(self) -> list[Request]:
         """Of those that wait the first that still want an answer, a batch at most; they no longer wait."""
-        taken, now_s = [], self._loop.time()
+        taken: list[Request] = []
         while self._waiting and len(taken) < self._max_batch:
             request = self._waiting.popleft()
-            if request.due_s <= now_s:
-                self._late(request)
-            if not request.answer.done():  # late, or its caller has gone
+            if not request.answer.done():
                 taken.append(request)
         return taken
 
@@ -162,20 +149,6 @@ class AsyncBatcher:
             self._loop.call_soon(self._next)
         else:
             self._idle.set()
-
-    def _late(self, request: Request) -> None:
-        _settle(request.answer, Late(f"no answer within {self._deadline_s:g} s; ask again later, or allow more"))
-
-    def _expire(self) -> None:
-        """Fail what is late, and come again when the next one may be; they stand in the order of their deadlines."""
-        self._timer, now_s = None, self._loop.time()
-        for request in chain(self._running, self._waiting):
-            if request.due_s > now_s:
-                self._timer = self._loop.call_at(request.due_s, self._expire)
-                break
-            self._late(request)
-        while self._waiting and self._waiting[0].answer.done():
-            self._waiting.popleft()
 
     def _work(self) -> None:
         """The thread: one batch after the other."""

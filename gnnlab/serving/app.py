@@ -82,12 +82,11 @@ class Placement(msgspec.Struct, omit_defaults=True):
 
 class App:
     """What uvicorn calls. Entered by its lifespan, `service` answers until that ends; `leaving`: it is no longer ready,
-    and asks each client to connect anew."""
+    and asks each client to reconnect."""
 
     def __init__(self, settings: ServiceSettings | None = None) -> None:
         self.settings = settings or configure()
-        self.service, self.leaving = Service(self.settings), False
-        self._requests = 0  # in the service now
+        self.service, self.leaving, self._hosts = Service(self.settings), False, self.settings.host_names
         self._numbers, self._own = count(1), secrets.token_hex(4)  # of requests that bring no id
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -130,12 +129,11 @@ class App:
 
         Raises `Refused`: 400 there is no host, 421 it is none of ours.
         """
-        names = self.settings.host_names
-        if "*" in names or (host is None and version == "1.0"):
+        if "*" in self._hosts or (host is None and version == "1.0"):
             return
         if host is None:
             raise Refused(400, "a header `host` is needed")
-        if _name_of(host) not in names:
+        if _name_of(host) not in self._hosts:
             raise Refused(421, f"host {quoted(host.decode('latin-1'))} is none of this service; see GNNLAB_SERVE_HOSTS")
 
     async def _answered(
@@ -150,22 +148,22 @@ class App:
         if path in POSTS or method not in ("GET", "HEAD"):
             raise Refused(405, "Method Not Allowed", [(b"allow", b"POST" if path in POSTS else b"GET, HEAD")])
         if path == "/metrics":
-            return 200, CONTENT_TYPE_LATEST.encode(), self.service.metrics.page()
+            return 200, CONTENT_TYPE_LATEST.encode(), self.service.page()
         if path == "/openapi.json":
             return 200, JSON, description(self.settings.max_waiting, self.settings.max_body_bytes)
         if path == "/health":
             return 200, JSON, b'{"status":"live"}'
         if self.leaving:
             raise busy("the service is stopping")
-        if self._requests >= MOST_REQUESTS:
+        if self.service.requests >= MOST_REQUESTS:
             raise busy(f"{MOST_REQUESTS} requests are in the service")
         return 200, JSON, _encode({"status": "ready", **await self.service.parts()})
 
     async def _decided(self, scope: dict[str, Any], given: Mapping[bytes, bytes], receive: Any) -> bytes:
         """The answer to one state, or to each of a list; an invalid one of a list has its error in its place."""
-        if self._requests >= MOST_REQUESTS:
+        if self.service.requests >= MOST_REQUESTS:
             raise busy(f"{MOST_REQUESTS} requests are in the service already")
-        self._requests += 1
+        self.service.requests += 1
         body = None
         try:
             async with asyncio.timeout(self.settings.deadline_s):
@@ -193,7 +191,7 @@ class App:
                 raise Refused(408, f"the body did not come {within}", CLOSE) from None
             raise busy(f"no answer {within}") from None
         finally:
-            self._requests -= 1
+            self.service.requests -= 1
 
     async def _beside(self, size: int, call: Any, *given: Any) -> Any:
         """What `call` gives, computed in a thread where `size` bytes would hold up the others."""

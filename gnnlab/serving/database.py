@@ -1,7 +1,7 @@
 """The service's tables, in SQLite by default or in PostgreSQL by its URL.
 
 engine = engine_of(settings.database_url)
-create(engine)
+metadata.create_all(engine)
 delete_before(engine, datetime.now(UTC) - timedelta(days=30))
 """
 
@@ -33,7 +33,7 @@ predictions = sa.Table(
     sa.Column("id", NUMBER, primary_key=True),
     sa.Column("created_at", TIME, nullable=False),
     sa.Column("model_type", sa.String(16), nullable=False),
-    sa.Column("model_version", sa.String(12)),  # digest of the weights
+    sa.Column("model_version", sa.String(12), nullable=False),  # digest of the weights
     sa.Column("nodes", sa.Integer, nullable=False),
     sa.Column("node_id", sa.String(MOST_ID), nullable=False),
     sa.Column("node", sa.Integer, nullable=False),
@@ -66,21 +66,6 @@ def engine_of(url: URL, **pool: Any) -> Engine:
             connection.execute("PRAGMA synchronous=NORMAL").close()
 
     return engine
-
-
-def create(engine: Engine) -> None:
-    """Make the tables, unless they are there, and the columns that those of an older version lack.
-
-    Raises what the driver raises.
-    """
-    with engine.begin() as connection:
-        metadata.create_all(connection)
-        for table in metadata.tables.values():
-            there = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-            for column in table.columns:
-                if column.name not in there:
-                    added = sa.schema.CreateColumn(column).compile(dialect=engine.dialect)
-                    connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
 
 
 def delete_before(engine: Engine, time: datetime) -> int:

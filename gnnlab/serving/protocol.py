@@ -7,6 +7,8 @@ upgrade, as `curl --http2` and Java's own client do, is answered in HTTP/1.1, wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -14,11 +16,42 @@ MOST_HEAD = 64 << 10  # bytes
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
+class _InOnePiece:
+    """A transport that sends the head of an answer with its body: each write is a call of the system and a packet."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport, self._parts = transport, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+        if data.startswith(b"HTTP/1.1 100 "):  # the client waits for it before it sends its body
+            self.flush()
+
+    def flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
     _head = 0  # bytes that were read since the last part of a request was complete
     _progress = _offered = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(_InOnePiece(transport))
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,9 @@ from gnnlab.serving.database import (
     LIMIT_S,
     MOST_ID,
     TIME,
-    create,
     delete_before,
     engine_of,
+    metadata,
     network_metrics,
     predictions,
 )
@@ -44,7 +46,8 @@ from gnnswap.errors import one_line
 
 log = logging.getLogger("gnnlab.serving")
 MOST_BYTES = 64 << 20  # of decisions that wait
-BATCH, BATCH_BYTES = 100, 4 << 20  # decisions of an insert, and what they hold in memory
+BATCH, BATCH_BYTES = 100, 4 << 20  # decisions of a transaction, and what they hold in memory
+ROWS = 500  # of a statement; SQLite takes 32,766 values in one
 EVERY_S, RETRY_S, CUT_S, STOP_S = 0.2, 1.0, LIMIT_S + 2.0, 20.0
 DELETE_EVERY_S = 3600.0
 CREATE_TRIES = 5  # workers that start together get in each other's way
@@ -55,7 +58,7 @@ class Recorder:
     """Writes decisions in bulk; `record` never waits and never fails.
 
     It writes in a thread of its own; `start` and `stop` belong into an event loop. `metrics` has counters `recorded`
-    and `unrecorded`, and a gauge `pending`. `away`: whether the database failed when it was last used, or has not
+    and `unrecorded`. `away`: whether the database failed when it was last used, or has not
     answered for longer than `CUT_S`, after which its connection is cut. `since_s`: seconds since it last succeeded.
     `keep_days`: rows that are older are deleted at the start and once an hour; 0: none is.
     """
@@ -72,12 +75,6 @@ class Recorder:
         self._ending = threading.Event()
         self._connection: Any = None  # the driver's
         sa.event.listen(self._engine, "connect", self._connected)
-        # rows go to the driver as they are: SQLAlchemy's own work on each row takes longer than the insert
-        self._statements = {}
-        for table in (predictions, network_metrics):
-            columns = [column.name for column in table.columns if column.name != "id"]
-            insert = sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=self._engine.dialect)
-            self._statements[table] = str(insert)
         self._time = TIME.dialect_impl(self._engine.dialect).bind_processor(self._engine.dialect) or (lambda time: time)
 
     @property
@@ -97,7 +94,6 @@ class Recorder:
             if room:
                 self._bytes += held
                 self._queue.append((held, datetime.now(UTC), model_type, state.nodes, decision[:4]))
-        self._metrics.pending.inc()
         if not room:
             self._count(lost=1)
 
@@ -125,7 +121,6 @@ class Recorder:
             self.stored, self.lost = self.stored + stored, self.lost + lost
         self._metrics.recorded.inc(stored)
         self._metrics.unrecorded.inc(lost)
-        self._metrics.pending.dec(stored + lost)
 
     def _watch(self) -> None:
         """Each second: a connection that hangs is shut, so that the call of the thread fails."""
@@ -187,7 +182,7 @@ class Recorder:
         elif not self._created:
             for place in range(CREATE_TRIES):
                 try:
-                    create(self._engine)
+                    metadata.create_all(self._engine)
                     break
                 except sa.exc.DBAPIError:
                     if self.away or place == CREATE_TRIES - 1 or self._ending.wait(0.1):
@@ -219,9 +214,22 @@ class Recorder:
             decided.append((at, kind, self._versions[kind], len(nodes), _storable(node_id), node, score, confidence))
             reported += [(_storable(one.node_id), at, *node_features(one)) for one in nodes]
         with self._engine.begin() as connection:  # all rows of both tables, or none
-            connection.exec_driver_sql(self._statements[predictions], decided)
-            connection.exec_driver_sql(self._statements[network_metrics], reported)
+            for table, rows in ((predictions, decided), (network_metrics, reported)):
+                for at in range(0, len(rows), ROWS):
+                    some = rows[at : at + ROWS]
+                    values = tuple(chain.from_iterable(some))
+                    connection.exec_driver_sql(_insert(table, len(some), self._engine.dialect), values)
         return True
+
+
+@lru_cache(maxsize=64)
+def _insert(table: sa.Table, rows: int, dialect: sa.Dialect) -> str:
+    """The statement of so many rows as the driver takes it. One statement of many rows holds the interpreter's lock
+    once; SQLAlchemy's own work on each row takes longer than the insert."""
+    columns = [column.name for column in table.columns if column.name != "id"]
+    text = str(sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=dialect))
+    head, row = text.rsplit(" VALUES ", 1)
+    return f"{head} VALUES {', '.join([row] * rows)}"
 
 
 def _storable(node_id: str) -> str:

@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import sqlite3
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,6 +15,7 @@ from edge_states import S2_STATE, random_state
 from servers import until
 
 from gnnlab.serving.load import HttpAnswer
+from gnnlab.serving.protocol import _InOnePiece
 from gnnlab.workloads.edge_allocator import MODEL_TYPES
 
 JSON = {"content-type": "application/json"}
@@ -278,3 +280,26 @@ def test_decisions_and_nodes_reach_the_database(http, database):
 
     until(lambda: rows("predictions"))
     assert rows("predictions")[0][2:7] == ("ppo", version, 1, node_id, 0) and len(rows("network_metrics")) == 1
+
+
+def test_an_answer_is_sent_in_one_piece_but_for_the_word_that_a_client_waits_for():
+    sent = []
+    transport = SimpleNamespace(write=sent.append, close=lambda: sent.append("closed"), is_closing=lambda: False)
+    whole = _InOnePiece(transport)
+    whole.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    whole.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    whole.write(b"body")
+    assert sent == [b"HTTP/1.1 100 Continue\r\n\r\n"] and not whole.is_closing()
+    whole.flush(), whole.flush()
+    whole.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    whole.close()
+    assert sent[1:] == [b"HTTP/1.1 200 OK\r\n\r\nbody", b"HTTP/1.1 400 Bad Request\r\n\r\n", "closed"]
+
+
+def test_who_waits_for_a_word_before_the_body_gets_it(url):
+    place, asked = urlsplit(url), request(GOOD, "expect: 100-continue")
+    with socket.create_connection((place.hostname, place.port), 10) as connection:
+        connection.sendall(asked.removesuffix(GOOD))
+        assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(GOOD)
+        assert connection.recv(10_000).startswith(b"HTTP/1.1 200 OK")

@@ -55,7 +55,7 @@ def rows(url, table=predictions):
 
 def recorder_of(url, **given):
     """With counters that add up."""
-    counts = SimpleNamespace(recorded=0, unrecorded=0, pending=0)
+    counts = SimpleNamespace(recorded=0, unrecorded=0)
 
     def counter(name):
         def inc(by=1):
@@ -132,13 +132,6 @@ def test_ids_of_any_characters_are_stored(url, node_id):
     assert [row["node_id"] for row in rows(url)] == [node_id[:200].replace("\0", "\ufffd")]
 
 
-def test_tables_of_an_older_version_get_the_columns_that_they_lack(url):
-    in_database(url, database.metadata.create_all)
-    in_database(url, lambda c: c.execute(sa.text("ALTER TABLE predictions DROP COLUMN model_version")))
-    assert recorded(url, S2_STATE).stored == 1
-    assert [row["model_version"] for row in rows(url)] == ["0123456789ab"]
-
-
 def test_all_that_is_recorded_arrives_before_the_end_and_what_has_no_room_is_counted(url, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     made = recorded(url, *[S2_STATE] * 1000)
@@ -147,7 +140,7 @@ def test_all_that_is_recorded_arrives_before_the_end_and_what_has_no_room_is_cou
     monkeypatch.setattr(recorder, "MOST_BYTES", 50_000)
     made = recorded(url, *[random_state(40, 1)] * 20, started=False)  # else a batch may be on its way already
     assert (made.asked, made.stored, made.lost) == (20, 2, 18)  # 21 kB each
-    assert vars(made.counts) == {"recorded": 2, "unrecorded": 18, "pending": 0} and len(rows(url)) == 1002
+    assert vars(made.counts) == {"recorded": 2, "unrecorded": 18} and len(rows(url)) == 1002
 
 
 def test_decisions_wait_for_a_database_that_is_not_there_yet(tmp_path, monkeypatch):
@@ -180,7 +173,7 @@ def test_a_database_that_refuses_until_the_end_costs_records_and_each_is_counted
 
         made = working(sqlite_url(file), body)
     assert (made.asked, made.stored, made.lost, made.pending) == (301, 1, 300, 0)
-    assert vars(made.counts) == {"recorded": 1, "unrecorded": 300, "pending": 0} and len(rows(sqlite_url(file))) == 1
+    assert vars(made.counts) == {"recorded": 1, "unrecorded": 300} and len(rows(sqlite_url(file))) == 1
 
 
 def test_while_it_is_locked_one_batch_is_lost_and_the_others_wait(file, monkeypatch, caplog):

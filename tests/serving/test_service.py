@@ -8,14 +8,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import redis
-from asking import STATES, held
+from asking import STATES, held, value
 from edge_states import S2_STATE, random_state
+from prometheus_client import values
 from servers import until
 
 from gnnlab.inference.predictor import PredictionCache, Predictor
 from gnnlab.inference.states import check
 from gnnlab.serving import shared_cache
-from gnnlab.serving.service import Refused, Service
+from gnnlab.serving.service import Metrics, Refused, Service
 from gnnlab.serving.settings import configure
 from gnnlab.serving.shared_cache import SharedCache
 
@@ -26,7 +27,7 @@ def in_service(body, **options):
     """What `body(service)` returns."""
 
     async def run():
-        async with Service(configure(database="none", **options)) as service:
+        async with Service(configure(**options)) as service:
             return await body(service)
 
     return asyncio.run(asyncio.wait_for(run(), 60))
@@ -54,7 +55,7 @@ def test_the_same_state_asked_at_once_is_computed_once():
         predictor.engine = lambda asked: networks.append(len(asked.starts) - 1) or engine(asked)
         return networks, await service.decide("hybrid", [check(S2_STATE)] * 20 + CHECKED[:1])
 
-    networks, (*same, other) = in_service(body)
+    networks, (*same, other) = in_service(body, cache_entries=10)
     assert networks == [2] and len({one[:4] for one in same}) == 1 and same[0].score != other.score
 
 
@@ -70,14 +71,59 @@ def test_a_short_batch_is_computed_in_the_event_loop_and_a_long_one_in_a_thread(
     assert in_service(body) == [in_loop]
 
 
-def test_more_than_may_wait_is_refused_and_leaves_room_again():
+def test_where_as_many_wait_as_may_a_request_is_refused_and_there_is_room_again_later(monkeypatch):
     async def body(service):
+        gate = held(monkeypatch, service, "dqn")
+        waiting = asyncio.create_task(service.decide("dqn", CHECKED[:10]))
+        await asyncio.sleep(0)
         with pytest.raises(Refused) as caught:
-            await service.decide("dqn", CHECKED[:11])
+            await service.decide("dqn", CHECKED[:1])
         assert caught.value.status == 503 and caught.value.headers == [(b"retry-after", b"1")]
-        return await service.decide("dqn", CHECKED[:10])
+        assert value(service.page().decode(), "states_waiting") == 10
+        gate.set()
+        return await waiting, await service.decide("dqn", CHECKED[:10]), service.page().decode()
 
-    assert len(in_service(body, max_waiting=10)) == 10
+    *answers, page = in_service(body, max_waiting=10)
+    assert list(map(len, answers)) == [10, 10] and value(page, "states_waiting") == 0
+
+
+def test_two_clients_of_full_batches_do_not_keep_each_other_out():
+    async def body(service):
+        async def again_and_again():
+            done = 0
+            while done < 3:
+                try:
+                    done += len(await service.decide("dqn", CHECKED[:40])) == 40
+                except Refused:
+                    await asyncio.sleep(0.001)
+
+        await asyncio.gather(again_and_again(), again_and_again())
+
+    in_service(body, max_waiting=40, max_batch=8)
+
+
+def test_a_worker_that_replaces_a_dead_one_counts_on_in_its_files_and_counts_what_it_lost(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(values, "ValueClass", None)
+    for place in (0, 0, 0, 1):
+        Metrics.of_worker(place)
+        metrics = Metrics()
+        metrics.predictions["ppo"].inc(10)
+        metrics.recorded.inc(7)
+        metrics.waiting.set(5 + place)
+    page = metrics.page().decode()
+    assert value(page, "recorded_total") == 28 and value(page, "states_waiting") == 11
+    Metrics.of_worker(0)
+
+    async def body(service):
+        await service.decide("dqn", CHECKED[:2])
+        return service.page().decode()
+
+    page = in_service(body, database=f"sqlite:///{tmp_path}/decisions.sqlite")
+    assert value(page, "unrecorded_total") == 9
+    assert value(page, "recorded_total") + value(page, "records_pending") == 30
+    files = [file for file in tmp_path.iterdir() if file.suffix == ".db"]
+    assert len({file.stem.rpartition("_")[2] for file in files}) == 2
 
 
 def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch):
@@ -101,13 +147,15 @@ def test_a_full_batch_and_small_requests_do_not_keep_each_other_out(monkeypatch)
     assert lengths == [1, 40] + [1] * 39 and max(passes) <= 8 and not full_first
 
 
-def test_a_pass_that_hangs_costs_its_requests_a_503_and_the_service_its_readiness(monkeypatch):
+def test_a_pass_that_hangs_costs_the_service_its_readiness_until_it_ends(monkeypatch):
     async def body(service):
         gate = held(monkeypatch, service, "dqn")
-        for wrong in (service.decide("dqn", CHECKED[:1]), service.parts()):
-            with pytest.raises(Refused) as caught:
-                await wrong
-            assert caught.value.status == 503 and caught.value.headers == [(b"retry-after", b"1")]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await service.decide("dqn", CHECKED[:1])
+        with pytest.raises(Refused) as caught:
+            await service.parts()
+        assert caught.value.status == 503 and caught.value.headers == [(b"retry-after", b"1")]
         gate.set()
         while True:
             with contextlib.suppress(Refused):

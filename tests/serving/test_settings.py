@@ -14,7 +14,7 @@ from gnnlab.serving.settings import PREFIX, ServiceSettings, configure, environm
 
 def test_the_default_is_the_loopback_without_a_server_and_what_is_given_goes_before_the_environment(monkeypatch):
     own = configure()
-    assert (own.host, own.redis_url, own.database_url.drivername) == ("127.0.0.1", None, "sqlite+pysqlite")
+    assert (own.host, own.redis_url, own.database_url, own.cache_entries) == ("127.0.0.1", None, None, 0)
     monkeypatch.setenv("GNNLAB_SERVE_PORT", "9000")
     assert (configure().port, configure(port=9001).port) == (9000, 9001)
 
