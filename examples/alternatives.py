@@ -1,25 +1,71 @@
-"""What others would write today for a layer or model of PyG on one graph: the forms that it is raced with.
+"""What others would write today for a layer or model of PyG on one graph, and the models and layers that notebook 09
+compares with it.
 
-forms = forms_of(GCNConv(64, 64), edge_index, num_nodes, ["EdgeIndex", "sparse CSR", "torch.compile"])
-forms["PyG, EdgeIndex"](x)
+variants = forms_of(GCNConv(64, 64), edge_index, num_nodes, ["EdgeIndex", "sparse CSR", "torch.compile"])
+variants["PyG, EdgeIndex"](x)
+for study, keys, cells, make in studies("few", ["EdgeIndex", "sparse CSR"]):
+    variants, inputs = make(*cells[0])      # what one benchmark compares
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import to_torch_csr_tensor
 
+from examples.model_zoo import LAYERS, TWO_LAYERS, WITH_EDGES, ZOO
 from gnnlab.errors import GnnlabError
-from gnnlab.measure import conditions
 from gnnlab.optimize import steps
+from gnnlab.workloads import graphs
+from gnnlab.workloads.models import Workload, converted
 from gnnswap.replace import swap
 
 COMPILED, CAPTURED = "torch.compile", "captured"
 PEERS = ("EdgeIndex", "sparse CSR", COMPILED)
+PASSES = ("forward", "training")
+WORDS = "random:nodes=2708,edges=10556,features=1433,density=0.0127"  # of Cora's size
+GRAPHS = {"bags of words": WORDS, "dense features": "random:nodes=20000,edges=127000,features=500"}
+ARXIV = "random:nodes=169343,edges=1166243,features=128,degrees=powerlaw"  # of the size of ogbn-arxiv
+SIZES = ((2_000, 10_000), (20_000, 100_000), (100_000, 1_000_000), (500_000, 10_000_000), (2_400_000, 62_000_000))
+FEW: dict[str, Sequence[Any]] = {  # names in examples/model_zoo.py; models, nodes and edges of examples/growth.py
+    "zoo": ("molecules_gin",),
+    "whole": ("GCN 64",),
+    "whole graphs": ("bags of words",),
+    "layers": ("GATv2",),
+    "layer graphs": ("digits",),
+    "growth": (),
+}
+MODELS = {
+    "zoo": tuple(ZOO),
+    "whole": tuple(TWO_LAYERS),
+    "whole graphs": ("bags of words", "dense features"),
+    "layers": ("GCN", "SAGE", "GIN", "GAT", "GATv2"),
+    "layer graphs": ("random:nodes=20000,edges=127000,degrees=powerlaw,features=64",),
+    "growth": [(model, *size) for model in ("GCN", "SAGE") for size in SIZES[2:4]],
+}
+COLLECTIONS = {
+    "few": FEW,
+    "models": MODELS,
+    "full": MODELS
+    | {
+        "layers": tuple(name for name in LAYERS if name != "GPS"),
+        "growth": [(model, *size) for model in ("GCN", "SAGE") for size in SIZES],
+    },
+    "gpu": FEW
+    | {
+        "whole": ("GCN 64", "SAGE 64", "GAT 8x8"),
+        "whole graphs": ("bags of words", ARXIV),
+        "layers": ("GCN", "GIN", "GINE", "GAT", "GATv2", "SAGE", "Transformer"),
+        "layer graphs": ("digits", ARXIV),
+        "growth": [("GCN", *size) for size in (*SIZES[:2], (169_343, 1_166_243))],
+    },
+}
 
 
 class OnGraph(nn.Module):
@@ -73,7 +119,7 @@ def forms_of(
 
     def compiled() -> nn.Module:
         # by itself: all are compiled from one code, and after eight of those torch would run the ninth uncompiled
-        return conditions.compiled(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
+        return torch.compile(OnGraph(layer, edge_index, edge_attr), dynamic=False, isolate_recompiles=True)
 
     known: dict[str, Callable[[], nn.Module]] = {
         "EdgeIndex": sorted_edges,
@@ -116,3 +162,63 @@ def _cached(model: nn.Module) -> nn.Module | None:
         if hasattr(layer, "cached"):
             layer.cached = True
     return model
+
+
+# ---- the models and layers of notebook 09 ---------------------------------------------------------------------------
+
+
+def of_model(workload: Workload, peers: Sequence[str] = PEERS) -> tuple[dict[str, nn.Module], Any]:
+    """The variants of a user's model in eval mode, and their inputs: of one that takes x and edge_index alone those of
+    `forms_of`, of others "PyG", the model as it is, and "gnnlab"."""
+    model, batch = workload.model.eval(), workload.batch
+    if isinstance(batch, dict) and set(batch) == {"x", "edge_index"} and isinstance(batch["x"], Tensor):
+        x, edge_index = batch["x"], batch["edge_index"]
+        return forms_of(model, edge_index, workload.graph.num_nodes, peers, x=x), {"x": x}
+    return {"PyG": model, "gnnlab": swap(model, batch).model}, batch
+
+
+def studies(collection: str, peers: Sequence[str], device: str = "cpu") -> Iterator[tuple[str, tuple, list, Callable]]:
+    """Studies of one of the `COLLECTIONS`: name, names of the keys, keys of each cell, and the function that makes the
+    variants and inputs of a cell.
+
+    `peers` are alternatives as `forms_of` names them; layers are not cached, and models have "cached CSR" in place of
+    "sparse CSR". "new_graph" has a copy of the edges in each call, as sampled subgraphs come.
+    """
+    of = COLLECTIONS[collection]
+    of_models = [peer for peer in peers if peer not in ("sparse CSR", CAPTURED)]
+    of_layers = [peer for peer in peers if peer in (*PEERS, CAPTURED)]
+
+    def on(name: str) -> Any:
+        return graphs.load(GRAPHS.get(name, name)).to(device)
+
+    def prepared(layer: nn.Module, which: str) -> nn.Module:
+        return layer.eval().to(device).requires_grad_(which == "training")
+
+    def zoo_model(name: str, which: str) -> tuple[dict[str, Any], Any]:
+        make, inputs_of = ZOO[name]
+        model, batch = make().eval().to(device), converted(inputs_of(), lambda tensor: tensor.to(device))
+        return {"PyG": model, "gnnlab": swap(model, batch).model}, batch
+
+    def whole_model(name: str, graph: str, which: str) -> tuple[dict[str, Any], Any]:
+        data = on(graph)
+        model = prepared(TWO_LAYERS[name](data.num_features), which)
+        return forms_of(model, data.edge_index, data.num_nodes, of_models, x=data.x), {"x": data.x}
+
+    def layer(name: str, graph: str, which: str) -> tuple[dict[str, Any], Any]:
+        data, conv = on(graph), prepared(LAYERS[name](on(graph).num_features), which)
+        edge_attr = torch.rand(data.num_edges, 16, device=device) if name in WITH_EDGES else None
+        x = data.x.clone().requires_grad_(which == "training")
+        return forms_of(conv, data.edge_index, data.num_nodes, of_layers, edge_attr, x), {"x": x}
+
+    def on_new_graph(name: str, graph: str) -> tuple[dict[str, Any], Any]:
+        data, conv = on(graph), LAYERS[name](on(graph).num_features).eval().to(device)
+        fast = swap(conv).model
+        variants = {"PyG": lambda x, edges: conv(x, edges.clone()), "gnnlab": lambda x, edges: fast(x, edges.clone())}
+        return variants, {"x": data.x, "edges": data.edge_index}
+
+    yield "zoo_models", ("model", "pass"), [*product(of["zoo"], PASSES)], zoo_model
+    cells = [*product(of["whole"], of["whole graphs"], PASSES)]
+    yield "whole_models", ("model", "graph", "pass"), cells, whole_model
+    yield "zoo", ("layer", "graph", "pass"), [*product(of["layers"], of["layer graphs"], PASSES)], layer
+    plain = [name for name in of["layers"] if name not in WITH_EDGES]
+    yield "new_graph", ("layer", "graph"), [*product(plain, of["layer graphs"])], on_new_graph

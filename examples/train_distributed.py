@@ -16,13 +16,13 @@ from lightning_fabric import Fabric
 from torch.nn import functional as F
 
 from gnnlab.training.interactions import DeepFM
-from gnnlab.workloads.tables import planted
+from gnnlab.workloads.tables import synthetic
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--processes", type=int, default=2)
 parser.add_argument("--accelerator", default="auto", choices=["auto", "cpu", "cuda"])
 parser.add_argument("--precision", default="bf16-mixed", choices=["32-true", "bf16-mixed", "16-mixed"])
-parser.add_argument("--rows", type=int, default=20_000, help="of the planted table that is trained on")
+parser.add_argument("--rows", type=int, default=20_000, help="of the synthetic table that is trained on")
 parser.add_argument("--batch-size", type=int, default=128)
 parser.add_argument("--accumulate", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=4)
@@ -64,7 +64,7 @@ def main():
     devices = {"accelerator": given.accelerator, "devices": given.processes}
     fabric = Fabric(**devices, strategy="ddp", precision=given.precision)
     fabric.launch()  # starts the other processes
-    table = planted(given.rows)
+    table = synthetic(given.rows)
     torch.manual_seed(0)
     model = DeepFM(table.cardinalities, table.specs, embedding_dim=16, hidden=64)
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))

@@ -105,8 +105,8 @@ class Worker(AbstractContextManager):
     def call(self, target: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float) -> Answer:
         """What became of `target(**arguments)` within `timeout_s` seconds, loading the target's module not counted.
 
-        A process that hangs gives the status `timeout`, one that crashes or exits `failed`, with how it ended and the
-        last line that it printed. Raises `GnnlabError` for a `timeout_s` of 0 or less.
+        The status is `timeout` if the process hangs, `failed` if it crashes or exits; the reason says how it ended and
+        the last line that it printed. Raises `GnnlabError` for a `timeout_s` of 0 or less.
         """
         if not timeout_s > 0:
             raise GnnlabError(f"timeout_s={timeout_s!r}: seconds above 0 are needed")

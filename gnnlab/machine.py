@@ -1,13 +1,16 @@
-"""What the machine is and what is installed, as far as the system tells without loading a framework.
+"""What the machine is, what is installed, and how busy it is.
 
-Whoever names a version, the processor or the caches of this machine asks here, so that all of them say the same.
+Whoever names a version, the processor or the caches of this machine asks here, so that all of them say the same. Only
+`environment`, `state` and `devices` load torch.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import platform
 import re
+import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +23,11 @@ import psutil
 
 MOST_OTHERS, MOST_STEAL = 15.0, 3.0  # percent of all CPU time; beyond it a machine is called busy
 COMPUTING = ("torch", "torch-geometric", "numpy", "openvino", "onnxruntime", "onnx")  # packages that decide over times
+PACKAGES = (
+    *("torch", "torch-geometric", "numba", "numpy", "scipy", "scikit-learn", "pandas"),
+    *("openvino", "onnxruntime", "onnx", "papermill", "nbconvert"),
+)
+SPEED_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 
 
 @cache
@@ -117,3 +125,78 @@ def cache_bytes() -> dict[int, int | None]:
             level, size = int((index / "level").read_text()), (index / "size").read_text().strip()
             sizes[level] = int(size.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1], 1)
     return {level: sizes[level] for level in (2, 3)}
+
+
+# ---- the environment of a run ---------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, Any]:
+    """The environment of a run, ready for JSON. What the system does not tell is None, never a guess.
+
+    Units: memory_gb in 10^9 bytes, load as the system's 1, 5 and 15 minute averages, quota in cores, others_percent and
+    steal_percent as the shares of all CPU time that other programs and other guests had just then.
+    """
+    flags = cpuinfo("flags", "Features").split()
+    return {
+        **_repository(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": {
+            "model": processor(),
+            "architecture": platform.machine(),
+            "cores": psutil.cpu_count(logical=False),
+            "logical": psutil.cpu_count(),
+            "usable": cores(),
+            "quota": quota(),
+            "flags": [flag for flag in SPEED_FLAGS if flag in flags],
+            **{f"l{level}_cache_bytes": size for level, size in cache_bytes().items()},
+        },
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "versions": {name: version(name) for name in PACKAGES},
+        "devices": devices(),
+        **state(),
+    }
+
+
+def state() -> dict[str, Any]:
+    """What of the environment changes while a notebook runs."""
+    import torch
+
+    from gnnlab.measure.conditions import products
+
+    return {
+        "threads": torch.get_num_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "float32_products": products(),
+        "load": [round(x, 2) for x in psutil.getloadavg()],
+        **at_work(),
+    }
+
+
+def _repository() -> dict[str, Any]:
+    """Commit of the code that ran, and whether it had uncommitted changes. None without git, or outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(git, env=own, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "dirty": None}
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return {"commit": commit, "dirty": bool(dirty)}
+
+
+def devices() -> list[dict[str, Any]]:
+    """The accelerators that torch and OpenVINO can reach here, after the CPU itself."""
+    import torch
+
+    from gnnlab.openvino_core import openvino_core
+
+    found: list[dict[str, Any]] = [{"name": processor(), "kind": "CPU", "driver": None}]
+    for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
+        memory_gb = round(gpu.total_memory / 1e9, 1)
+        found.append({"name": gpu.name, "kind": "CUDA", "driver": f"CUDA {torch.version.cuda}", "memory_gb": memory_gb})
+    with suppress(ImportError, RuntimeError):
+        core, driver = openvino_core(), f"OpenVINO {version('openvino')}"
+        for kind in [kind for kind in core.available_devices if kind != "CPU"]:
+            found.append({"name": core.get_property(kind, "FULL_DEVICE_NAME"), "kind": kind, "driver": driver})
+    return found

@@ -1,9 +1,9 @@
 """The one OpenVINO core of this process, and what is set on each device.
 
 Each core installs a stack for signal handlers when its CPU plugin loads, and puts back the one before it when it goes
-(OpenVINO 2026.4, `SigAltStackSetup` in its CPU plugin). Cores that do not go in the reverse order in which they came
-leave a stack behind that is no longer there, and the next handled signal, such as the end of a DataLoader's worker,
-ends the process. One core that stays cannot.
+(OpenVINO 2026.4, `SigAltStackSetup` in its CPU plugin). Cores that are not deleted in reverse order leave a dangling
+stack: the next handled signal, such as the end of a DataLoader's worker, ends the process. One core that is kept avoids
+it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,13 @@ def configuration(processor: str, precision: str, threads: int) -> dict[str, Any
     return options
 
 
-def compile_for(
-    model: Any, processor: str, precision: str, threads: int, *, profiled: bool = False
-) -> openvino.CompiledModel:
-    """A model, or the path of one, compiled under `configuration`; `profiled`: its operators are timed, too.
+def compile_for(model: Any, processor: str, precision: str, threads: int) -> openvino.CompiledModel:
+    """A model, or the path of one, compiled under `configuration`.
 
     Raises `Unavailable` where the device computes in another precision: a CPU without bf16 takes the hint in silence
     and computes in float32.
     """
-    options = configuration(processor, precision, threads) | ({"PERF_COUNT": True} if profiled else {})
-    compiled = openvino_core().compile_model(model, processor, options)
+    compiled = openvino_core().compile_model(model, processor, configuration(processor, precision, threads))
     taken = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     if taken != HINTS[precision]:
         raise Unavailable(f"OpenVINO's {processor} computes in {taken} here when asked for {precision}")

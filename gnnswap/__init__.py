@@ -6,7 +6,7 @@ print(swap(model, (x, edge_index)))     # faster layers in place of the model's,
 swap             a model with faster layers: the same outputs and gradients, the same parameters
 SwapReport       what `swap` returns: the model, what was replaced, what was kept and why
 neighbour_sum    a weighted sum over neighbours for layers of your own
-Neighbours       a graph sorted by target, for who calls `neighbour_sum` with one graph again and again
+Neighbours       a graph sorted by target, for repeated calls of `neighbour_sum`
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are first asked for: they need torch and PyG."""
+    """Public names are imported at their first use: they need torch and PyG."""
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

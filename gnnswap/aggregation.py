@@ -1,17 +1,16 @@
-"""Sums over neighbours at the speed of the memory.
+"""Weighted sums over neighbours, as segment sums.
 
     neighbours = Neighbours.prepare(edge_index, num_nodes)
     weighted_sum(x, neighbours, weight)     # out[i] = sum over the edges (j -> i) of weight[edge] * x[j]
     mean(x, neighbours)                     # out[i] = mean over the edges (j -> i) of x[j], 0 where there are none
 
-The usual form gathers a row for each edge, multiplies, and scatters: it writes and reads E x F numbers three times.
-Here one embedding bag reads each source row as it adds, so only x and the result move. The backward pass is the same
-bag on the transposed graph, and a dot product for each edge where weights want gradients.
+PyG gathers a row for each edge, multiplies, and scatters: E x F numbers are written and read three times. Here one
+segment sum (torch's `embedding_bag`) reads each source row as it adds, so only x and the result move. The backward pass
+is the same sum over the transposed graph, and a dot product for each edge where weights want gradients.
 
-Derivatives of any order are right. A backward pass made of sums over edges and of products of their ends calls the
-functions below, which are differentiable themselves. That of any other kernel, a subclass of `Kernel`, differentiates
-its plain form where a gradient of the gradient is wanted. torch's transforms (vmap, forward mode, ...) always get
-plain forms: they do not see into kernels.
+Derivatives of any order are right: backward passes call functions that are differentiable themselves, or, in a subclass
+of `Kernel`, differentiate `plain`, the same computation by torch's own operators. torch's transforms (vmap, forward
+mode, ...) always get the plain computation, as they do not see into kernels.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from torch.nn import functional as F
 from gnnswap.neighbours import Neighbours
 from gnnswap.passes import triton_for
 
-CHUNK_NUMBERS = 1 << 18  # of a product per edge that a thread has in memory at once: 1 MiB of float32, within the cache
-SAMPLED_WIDTH = 8  # in float32 torch's sampled product takes 4 to 16 times as long for rows of 2 to 7 numbers as for 8
+CHUNK_NUMBERS = 1 << 18  # of products per edge that a thread has in memory: 1 MiB of float32, within the cache
+SAMPLED_WIDTH = 8  # torch's sampled product takes 4 to 16 times as long for float32 rows of 2 to 7 numbers as for 8
 
 
 def transformed(*tensors: Tensor | None) -> bool:
@@ -58,11 +57,11 @@ def wide(x: Tensor) -> torch.dtype:
 
 
 class Kernel(torch.autograd.Function):
-    """An autograd function with a plain form in torch's own operators, which is differentiated where that is asked for.
+    """An autograd function with a plain version in torch's own operators, for derivatives of derivatives.
 
-    A subclass has `forward(ctx, *inputs)`, `back(ctx, *grads)`, its fast backward pass, and `plain(*inputs)`. Tensors,
-    None where one is not given, are the first of its inputs; `forward` saves them as they are before anything else, and
-    sets `ctx.settings` to the other inputs. It is called by `run`.
+    A subclass has `forward(ctx, *inputs)`, `back(ctx, *grads)`, its fast backward pass, and `plain(*inputs)`. The first
+    inputs are tensors or None; `forward` saves them unchanged, before other tensors, and sets `ctx.settings` to the
+    other inputs. Call it by `run`.
     """
 
     @classmethod
@@ -78,11 +77,11 @@ class Kernel(torch.autograd.Function):
 
     @classmethod
     def plain_back(cls, ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of `plain`; they can be differentiated again where autograd records."""
+        """The gradients of `plain`, differentiable where autograd records."""
         again, wanted = torch.is_grad_enabled(), ctx.needs_input_grad
         with torch.enable_grad():
             tensors = ctx.saved_tensors[: len(wanted) - len(ctx.settings)]
-            # views: where one input was made from another, the gradient must not flow on from one to the other
+            # views: where one input was computed from another, the gradient must not flow on to that
             tensors = [None if one is None else one.view_as(one) for one in tensors]
             outs = cls.plain(*tensors, *ctx.settings)
         differentiated = [one for one, needed in zip(tensors, wanted, strict=False) if needed]
@@ -103,7 +102,9 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
     neighbours.require("x", x, (neighbours.num_sources, -1))
     if weight is not None:
         neighbours.require("weight", weight, (neighbours.num_edges,), x.dtype)
-        weight = weight.index_select(0, neighbours.order) if transformed(weight) else neighbours.sorted_weight(weight)
+        weight = (
+            weight.index_select(0, neighbours.permutation) if transformed(weight) else neighbours.sorted_weight(weight)
+        )
     return weighted_sum_sorted(x, neighbours, weight)
 
 
@@ -114,37 +115,33 @@ def mean(x: Tensor, neighbours: Neighbours) -> Tensor:
 
 
 def weighted_sum_sorted(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
-    """`weighted_sum` with weights that are in the order of `neighbours.col` already, and no checks."""
+    """`weighted_sum` with weights in the order of `neighbours.col`, without checks."""
     if transformed(x, weight):
-        return _plain_sum(x, neighbours, weight)
+        rows = x.index_select(0, neighbours.col)
+        return scattered(rows if weight is None else rows * weight.unsqueeze(1), neighbours)
     return _WeightedSum.apply(x, weight, neighbours) if recorded(x, weight) else unrecorded_sum(x, neighbours, weight)
 
 
-def _plain_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
-    rows = x.index_select(0, neighbours.col)
-    return scattered(rows if weight is None else rows * weight.unsqueeze(1), neighbours)
-
-
 def scattered(values: Tensor, neighbours: Neighbours) -> Tensor:
-    """The sum of the values (E, ...), in the order of `neighbours.col`, of each target, (N, ...)."""
+    """The sums over the edges of each target, (N, ...), of values (E, ...) in the order of `neighbours.col`."""
     return values.new_zeros(neighbours.num_nodes, *values.shape[1:]).index_add(0, neighbours.row, values)
 
 
 def unrecorded_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
-    """One fused call without autograd, weights in the order of `neighbours.col`."""
+    """`weighted_sum_sorted` without autograd."""
     if x.numel() == 0:
         return x.new_zeros(neighbours.num_nodes, x.shape[1])
     passes = triton_for(x)
     if passes is not None:
         return passes.weighted_sum(x.detach(), neighbours, None if weight is None else weight.detach())
-    return bag_sum(x, neighbours, weight)
+    return embedding_bag_sum(x, neighbours, weight)
 
 
-def bag_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
-    """`unrecorded_sum` by one embedding bag."""
-    if x.requires_grad:  # embedding_bag prepares for a gradient, even if nothing is recorded, and takes twice as long
+def embedding_bag_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
+    """`unrecorded_sum` by torch's `embedding_bag`."""
+    if x.requires_grad:  # else embedding_bag prepares for a gradient and takes twice as long
         x = x.detach()
-    # torch.embedding_bag is F.embedding_bag below its checks, which cost as much as a small graph: mode 0 is the sum
+    # without the checks of F.embedding_bag, which cost as much as a small graph; mode 0 is the sum
     return torch.embedding_bag(
         x.contiguous(), neighbours.col, neighbours.rowptr, False, 0, False, weight, include_last_offset=True
     )[0]
@@ -153,9 +150,8 @@ def bag_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None) -> Tensor:
 def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     """a[target] . b[source] for each edge, (E,) in the order of `neighbours.col`; a (N, F), b (num_sources, F).
 
-    The E x F products are never in memory: torch's sampled product, or a Triton kernel, sums each edge's as it makes
-    them; where there is neither they are made in pieces that fit into the cache. Only where autograd records the call
-    are they made as a whole.
+    The E x F products are in memory only where autograd records the call. Else torch's sampled product or a Triton
+    kernel sums them as it makes them; where there is neither, they are made in pieces that fit into the cache.
     """
     if recorded(a, b) or transformed(a, b):
         return (a.index_select(0, neighbours.row) * b.index_select(0, neighbours.col)).sum(1)
@@ -180,8 +176,7 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
 def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = None) -> Tensor:
     """Sums over the edges of each target of `values` (E,) or (E, H), (N,) or (N, H).
 
-    The values stand in the order of `neighbours.col`; or anywhere, and `order` (E,) says where. Rows of more dimensions
-    are summed as they are.
+    The values are in the order of `neighbours.col`; or in any, and `order` (E,) has their positions.
     """
     if recorded(values) or transformed(values):
         return scattered(values if order is None else values.index_select(0, order), neighbours)
@@ -189,7 +184,7 @@ def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = N
         return values.new_zeros(neighbours.num_nodes, *values.shape[1:])
     passes = triton_for(values)
     if passes is not None:
-        if order is not None and order is not neighbours.order:
+        if order is not None and order is not neighbours.permutation:
             values, order = values.index_select(0, order), None
         rows = neighbours.of_edges if order is None else neighbours.of_given_edges
         summed = passes.weighted_sum(values.detach().reshape(values.shape[0], -1), rows)
@@ -198,7 +193,7 @@ def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = N
     if precise and values.shape[1:].numel() == 1:
         values = values if order is None else values.index_select(0, order)
         return torch.segment_reduce(values, "sum", offsets=neighbours.offsets, unsafe=True)
-    order = neighbours.places if order is None else order
+    order = neighbours.positions if order is None else order
     rows = values.reshape(values.shape[0], -1)
     summed = torch.embedding_bag(rows, order, neighbours.rowptr, False, 0, False, None, include_last_offset=True)[0]
     return summed.view(-1, *values.shape[1:])
@@ -225,7 +220,7 @@ class _WeightedSum(torch.autograd.Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             back = neighbours.transposed
-            weight = None if weight is None else weight.index_select(0, back.order)
+            weight = None if weight is None else weight.index_select(0, back.permutation)
             grad_x = weighted_sum_sorted(grad, back, weight)
         if ctx.needs_input_grad[1]:
             grad_weight = edge_products(grad, x, neighbours)
@@ -247,7 +242,7 @@ def csr(neighbours: Neighbours, values: Tensor, index: torch.dtype) -> Tensor:
 
 @functools.cache
 def _warn_of_csr() -> None:
-    """torch warns once in a process that such tensors are new: it does so here, unheard."""
+    """torch warns once in a process that sparse CSR is in beta; here that is suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.zeros(1, 1).to_sparse_csr()

@@ -5,9 +5,9 @@
     scores = head_products(query, key, neighbours)                     # Transformer: query[i] . key[j]
     out = attend(scores, values, neighbours)                           # sum of softmax(scores) * values[j]
 
-Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. Tensors come from a layer that was
-tried on other graphs, so their shapes are not looked at again. No forward pass writes E x H x C numbers: what is needed
-of them goes through the cache in pieces. Only derivatives of derivatives do.
+Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. Shapes are not checked: the tensors
+come from a layer that was tested. No forward pass writes E x H x C numbers: they are made in pieces that fit into the
+cache. Only derivatives of derivatives write them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from gnnswap.neighbours import Neighbours, index_type
 from gnnswap.passes import triton_for
 from gnnswap.sums import all_finite
 
-# exp of scores up to it needs no shift: sums over 2^31 edges stay below 1e36, and nothing falls below 1e-27
-SAFE_SCORE = 60.0
-# heads of up to so many channels are summed by one bag, wider ones each by itself
-NARROW = 32
+SAFE_SCORE = 60.0  # exp of smaller scores needs no shift: sums over 2^31 edges are below 1e36, terms above 1e-27
+NARROW = 32  # channels of heads that one segment sum adds together; wider heads are added one by one
 
 
 def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
@@ -52,7 +50,7 @@ def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
     heads, width = a.shape[1:]
     many = neighbours.heads(heads, shared=b.shape[1] == 1)
     dots = edge_products(a.reshape(-1, width), b.reshape(-1, width), many)
-    return dots.unsqueeze(1) if heads == 1 else dots.index_select(0, many.place).view(-1, heads)
+    return dots.unsqueeze(1) if heads == 1 else dots.index_select(0, many.position).view(-1, heads)
 
 
 def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tensor:
@@ -64,9 +62,9 @@ def sums_by_head(values: Tensor, neighbours: Neighbours, weight: Tensor) -> Tens
     passes = triton_for(values)
     if passes is not None and not transformed(values, weight) and not recorded(values, weight):
         return passes.weighted_sum_by_head(values.detach(), neighbours, weight.detach())
-    if heads > 1 and width <= NARROW:  # one bag over all heads, for a call costs as much as the sum of a narrow head
+    if heads > 1 and width <= NARROW:  # one call costs as much as the sum of a narrow head
         many = neighbours.heads(heads, shared=values.shape[1] == 1)
-        weight = weight.reshape(-1).index_select(0, many.order)
+        weight = weight.reshape(-1).index_select(0, many.permutation)
         summed = weighted_sum_sorted(values.reshape(-1, width), many, weight)
         return summed.view(-1, heads, width)
     rows = [value.contiguous() for value in values.unbind(1)]
@@ -92,12 +90,11 @@ def pair_scores(source: Tensor, target: Tensor, neighbours: Neighbours, slope: f
 def additive_scores(
     source: Tensor, target: Tensor, vector: Tensor, neighbours: Neighbours, slope: float, edge: Tensor | None = None
 ) -> Tensor:
-    """vector[h] . LeakyReLU(source[j, h] + target[i, h] + edge[e, h]), (E, H) in the order of `neighbours.col`.
+    """vector[h] . LeakyReLU(source[j, h] + target[i, h] + edge[e, h]), (E, H): the scores of GATv2 (Brody et al. 2022).
 
-    The scores of GATv2 (Brody et al. 2022).
-    `source` (num_sources, H, C), `target` (num_nodes, H, C), `vector` (H, C); `edge` (E, H, C) in the order of
-    `neighbours.col`, or None. All may want gradients; the backward pass computes each piece again, and holds the
-    gradient of the sums, E x H x C, once.
+    `source` (num_sources, H, C), `target` (num_nodes, H, C), `vector` (H, C); `edge` (E, H, C) or None; edges in the
+    order of `neighbours.col`. All may want gradients. The backward pass computes each piece again, and has the gradient
+    of the sums, E x H x C, in memory once.
     """
     return _AdditiveScores.run(source, target, vector, edge, neighbours, slope)
 
@@ -106,7 +103,7 @@ def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
     """exp(score) / sum of exp(score) over the edges of the same target, for each head; shape and order of `scores`.
 
     `scores` (E,) or (E, H), floating, in the order of `neighbours.col` (`Neighbours.sorted_weight` brings them there).
-    Where they could overflow, the largest of each target is taken off first, as usual; elsewhere that is left out.
+    The largest score of each target is subtracted first only where exp could overflow.
 
     Raises:
         SwapError: another number of edges, another device.
@@ -158,7 +155,7 @@ def attend(scores: Tensor, values: Tensor, neighbours: Neighbours, keep: Tensor 
     return head_sum(values, neighbours, weight if keep is None else weight * keep)
 
 
-def one_pass(
+def fused_attention(
     kind: str,
     query: Tensor,
     key: Tensor | None,
@@ -171,7 +168,7 @@ def one_pass(
     slope: float = 0.0,
     scale: float = 1.0,
 ) -> Tensor | None:
-    """`attend` with scores made in the same pass, by Triton; None where no kernel serves these tensors.
+    """`attend` with scores computed in the same pass, by Triton; None where no kernel serves these tensors.
 
     "gat": LeakyReLU(key[j, h] + query[i, h] + edge[e, h]), of query (N, H), key (num_sources, H), edge (E, H).
     "gatv2": vector[h] . LeakyReLU(values[j, h] + query[i, h] + edge[e, h]), of query (N, H, C), no key, vector (H, C),
@@ -181,14 +178,13 @@ def one_pass(
     heads, width = query.shape[1], values.shape[2]
     if passes is None or not passes.takes_heads(heads, width, values.shape[1] == 1 and heads > 1):
         return None
-    return _OnePass.run(query, key, values, vector, edge, keep, neighbours, kind, slope, scale)
+    return _FusedAttention.run(query, key, values, vector, edge, keep, neighbours, kind, slope, scale)
 
 
 def end_scores(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     """The scores of each node as a source and as a target, (N, H) each: vectors[end, h] . values[i, h].
 
-    `values` (N, H or 1, C), `vectors` (2, H, C). Each head by itself: in one product with the vectors of all, 0 * NaN
-    of one head would reach the others.
+    `values` (N, H or 1, C), `vectors` (2, H, C). Heads are multiplied separately, else 0 * NaN would reach others.
     """
     if values.shape[1] == 1:
         source, target = F.linear(values.squeeze(1), vectors.flatten(0, 1)).chunk(2, dim=1)
@@ -229,12 +225,12 @@ class _PairScores(torch.autograd.Function):
         if ctx.slope != 1:
             grad = torch.ops.aten.leaky_relu_backward(grad, *ctx.saved_tensors, ctx.slope, False)
         back = ctx.neighbours.transposed
-        return segment_sum(grad, back, back.order), segment_sum(grad, ctx.neighbours), None, None
+        return segment_sum(grad, back, back.permutation), segment_sum(grad, ctx.neighbours), None, None
 
 
-class _OnePass(Kernel):
-    """Attention by one pass over the edges of each target, and in the backward pass one more over those of each source:
-    nothing of E x H x C numbers is in memory."""
+class _FusedAttention(Kernel):
+    """Attention in one pass over the edges of each target; its backward pass adds one over those of each source. No
+    E x H x C numbers are in memory."""
 
     @staticmethod
     def plain(query, key, values, vector, edge, keep, neighbours: Neighbours, kind: str, slope: float, scale: float):
@@ -288,7 +284,7 @@ class _AdditiveScores(Kernel):
         out = source.new_empty(vector.shape[0], neighbours.num_edges)
         for piece, both in _pair_sums(source, target, edge, neighbours):
             torch.mm(block, F.leaky_relu_(both, slope).t(), out=out[:, piece])
-        if vector.shape[0] > 1 and not all_finite(out):  # 0 * NaN of one head is in the sums of all
+        if vector.shape[0] > 1 and not all_finite(out):  # 0 * NaN of one head reached the others
             return _AdditiveScores.plain(source, target, vector, edge, neighbours, slope)
         return out.t().contiguous()
 
@@ -306,7 +302,7 @@ class _AdditiveScores(Kernel):
                 to_block.addmm_(grad[piece].t(), F.leaky_relu_(both, slope))
         to_vector = to_block.view(-1, *vector.shape).diagonal(dim1=0, dim2=1).t()
         return (
-            segment_sum(sent, back, back.order).view_as(source) if ctx.needs_input_grad[0] else None,
+            segment_sum(sent, back, back.permutation).view_as(source) if ctx.needs_input_grad[0] else None,
             segment_sum(sent, neighbours).view_as(target) if ctx.needs_input_grad[1] else None,
             to_vector if ctx.needs_input_grad[2] else None,
             sent.view_as(edge) if ctx.needs_input_grad[3] else None,
@@ -355,7 +351,7 @@ class _HeadProducts(torch.autograd.Function):
         grad_query = head_sum(key, neighbours, grad) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return grad_query, None, None
-        return grad_query, _sent_back(query, grad, key, neighbours), None
+        return grad_query, _gradient_of_values(query, grad, key, neighbours), None
 
 
 class _HeadSum(torch.autograd.Function):
@@ -368,26 +364,24 @@ class _HeadSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         values, weight = ctx.saved_tensors
-        grad_values = _sent_back(grad, weight, values, ctx.neighbours) if ctx.needs_input_grad[0] else None
+        grad_values = _gradient_of_values(grad, weight, values, ctx.neighbours) if ctx.needs_input_grad[0] else None
         grad_weight = head_products(grad, values, ctx.neighbours) if ctx.needs_input_grad[1] else None
         return grad_values, grad_weight, None
 
 
-def _sent_back(grad: Tensor, weight: Tensor, values: Tensor, neighbours: Neighbours) -> Tensor:
+def _gradient_of_values(grad: Tensor, weight: Tensor, values: Tensor, neighbours: Neighbours) -> Tensor:
     """The gradient of the values from that of their sums."""
     back = neighbours.transposed
-    sent = head_sum(grad, back, weight.index_select(0, back.order))
+    sent = head_sum(grad, back, weight.index_select(0, back.permutation))
     return sent if values.shape[1] == sent.shape[1] else sent.sum(1, keepdim=True)
 
 
 def _pair_sums(source, target, edge: Tensor | None, neighbours: Neighbours) -> Iterator[tuple[slice, Tensor]]:
-    """(some edges, source[j] + target[i] + edge[e] of these (edges, H C)).
-
-    A bag of two rows an edge reads both and writes their sum once, in the time of one of two gathers.
-    """
+    """(some edges, source[j] + target[i] + edge[e] of these (edges, H C)): `embedding_bag` over two rows an edge writes
+    their sum once, in the time of one gather."""
     rows, edge = torch.cat([source.flatten(1), target.flatten(1)]), None if edge is None else edge.flatten(1)
     ends = neighbours.cached(_ends)
-    # smaller pieces have threads wait for each other: on two shared cores 1.8 times as long, a quarter as large
+    # with pieces a quarter as large threads wait for each other: 1.8 times as long on two shared cores
     step = max(1, 2 * aggregation.CHUNK_NUMBERS * torch.get_num_threads() // max(rows.shape[1], 1))
     twos = torch.arange(0, 2 * min(step, neighbours.num_edges) + 1, 2, dtype=ends.dtype, device=ends.device)
     for start in range(0, neighbours.num_edges, step):
@@ -399,16 +393,14 @@ def _pair_sums(source, target, edge: Tensor | None, neighbours: Neighbours) -> I
 
 
 def _ends(neighbours: Neighbours) -> Tensor:
-    """(E, 2): the source of each edge and its target, targets counted on from the sources."""
+    """(E, 2): the source and the target of each edge; targets are numbered after the sources."""
     kind = index_type(neighbours.num_sources + neighbours.num_nodes, 2 * neighbours.num_edges)
     return torch.stack([neighbours.col.to(kind), neighbours.row.to(kind) + neighbours.num_sources], dim=1)
 
 
 def _block(vector: Tensor) -> Tensor:
-    """(H, H C): the vector of each head in its own columns, so that one product sums over the channels of each head.
-
-    Heads in its rows: BLAS takes a fifth of the time that the same product takes with heads in columns.
-    """
+    """(H, H C) block-diagonal: one product sums over the channels of each head. Its transpose takes BLAS 5 times as
+    long."""
     return torch.block_diag(*vector.unsqueeze(1))
 
 
@@ -416,13 +408,12 @@ def _block(vector: Tensor) -> Tensor:
 
 
 class _Dense(Kernel):
-    """Attention of a small graph over all pairs of nodes, (N, H, C): a few products of small matrices in place of many
-    short steps. Pairs without an edge get the score -inf; an edge that comes k times adds log k to its score.
+    """Attention of a small graph over all pairs of nodes, (N, H, C): a few products of small matrices.
 
-    The inputs are values (N, H or 1, C), more tensors that scores are made from, a graph and a number. A subclass has
-    `scores`, with the mask added, and `scores_back`, the gradients of all tensors. The weight of a pair without an edge
-    is 0, and 0 * NaN is NaN: where a result or a gradient is not finite, it comes from `plain`, the sparse way, in
-    which NaN and infinity stay with the nodes that have them.
+    Pairs without an edge have the score -inf; an edge repeated k times adds log k to its score. Inputs are values
+    (N, H or 1, C), more tensors that scores depend on, a graph and a number. A subclass has `scores`, with the mask
+    added, and `scores_back`, the gradients of all tensors. As 0 * NaN is NaN, results and gradients that are not finite
+    are computed by `plain`, over edges.
     """
 
     @classmethod
@@ -430,42 +421,42 @@ class _Dense(Kernel):
         *tensors, graph, number = inputs
         if recorded(*tensors) or transformed(*tensors):
             return super().run(*inputs)
-        out, *_ = cls.attended(tensors, graph, number)
+        out, *_ = cls.attention(tensors, graph, number)
         return cls.plain(*inputs) if out is None else out
 
     @classmethod
-    def attended(cls, tensors: Sequence[Tensor], graph: Neighbours, number: float) -> tuple[Tensor | None, ...]:
-        """(the result, None where it is not finite; the weights (H, N, N) of (target, source); what `scores` kept)."""
+    def attention(cls, tensors: Sequence[Tensor], graph: Neighbours, number: float) -> tuple[Tensor | None, ...]:
+        """(the result, None where it is not finite; weights (H, N, N) of (target, source); what `scores` saved)."""
         values = tensors[0]
-        scores, *kept = cls.scores(graph.cast("log_counts", values.dtype), number, *tensors)
+        scores, *saved = cls.scores(graph.cast("log_counts", values.dtype), number, *tensors)
         alpha = scores.softmax(2)
         if graph.cached(_some_isolated):
             alpha.masked_fill_(graph.isolated, 0)
         out = torch.bmm(_columns(values, alpha.shape[0]), alpha.transpose(1, 2))  # (H, C, N)
-        return out.permute(2, 0, 1).contiguous() if all_finite(out) else None, alpha, *kept
+        return out.permute(2, 0, 1).contiguous() if all_finite(out) else None, alpha, *saved
 
     @classmethod
     def forward(cls, ctx, *inputs):
         *tensors, graph, number = inputs
-        out, *kept = cls.attended(tensors, graph, number)
-        ctx.save_for_backward(*tensors, *([] if out is None else kept))
+        out, *saved = cls.attention(tensors, graph, number)
+        ctx.save_for_backward(*tensors, *([] if out is None else saved))
         ctx.settings = graph, number
         return cls.plain(*inputs) if out is None else out
 
     @classmethod
     def back(cls, ctx, grad):
         count, (_, number) = len(ctx.needs_input_grad) - len(ctx.settings), ctx.settings
-        tensors, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        if not kept:
+        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if not saved:
             return cls.plain_back(ctx, grad)
-        alpha, *kept = kept
+        alpha, *saved = saved
         columns = grad.contiguous().permute(1, 2, 0)  # (H, C, N)
         to_alpha = torch.bmm(columns.transpose(1, 2), _columns(tensors[0], alpha.shape[0]))
         to_scores = torch._softmax_backward_data(to_alpha, alpha, 2, alpha.dtype)
-        found = cls.scores_back(to_scores, torch.bmm(columns, alpha), *kept, number, *tensors)
-        # what is not finite for a pair is so in the gradients of all that its score was made from
-        finite = math.isfinite(sum(one.sum() for one in found[1:]))
-        return (*found, None, None) if finite else cls.plain_back(ctx, grad)
+        gradients = cls.scores_back(to_scores, torch.bmm(columns, alpha), *saved, number, *tensors)
+        # a gradient of a pair's score that is not finite reaches those of all tensors that the score depends on
+        finite = math.isfinite(sum(one.sum() for one in gradients[1:]))
+        return (*gradients, None, None) if finite else cls.plain_back(ctx, grad)
 
 
 class _DensePairs(_Dense):
@@ -533,8 +524,7 @@ class _DenseAdditive(_Dense):
 
 
 def _columns(values: Tensor, heads: int) -> Tensor:
-    """(N, H or 1, C) -> (H, C, N), a view: with the nodes in columns products of few channels take a third of the
-    time."""
+    """(N, H or 1, C) -> (H, C, N), a view: products of few channels take a third of the time with nodes in columns."""
     return values.permute(1, 2, 0).expand(heads, -1, -1)
 
 

@@ -1,12 +1,12 @@
 """Which kernels serve a tensor: by its device, and by what is installed.
 
     passes = triton_for(x)       # the module of Triton kernels for x, None where x is on a CPU or there is no Triton
-    sum_kernels(x.device)        # what a sum with fixed weights may be computed by; a clock chooses
+    sum_kernels(x.device)        # kernels for sums with fixed weights; `swap` times them
 
-On a CPU there is one of each: embedding bags of torch, and loops compiled by numba. On a CUDA device a sum with fixed
-weights has three: a Triton kernel, cuSPARSE by torch's sparse matrices, and an embedding bag; which of them is fastest
-depends on the graph and on what a launch costs, so `swap` times them on the example. All else is Triton's. On other
-devices the layers' own code runs.
+On a CPU sums are torch's `embedding_bag`, other passes loops compiled by numba. On a CUDA device a sum with fixed
+weights has three kernels: Triton's, cuSPARSE by torch's sparse matrices, and `embedding_bag`. The fastest depends on
+the graph and the cost of a launch, so `swap` times them on the example. Other passes are Triton's. On other devices
+the layers' own code runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gnnswap.errors import SwapError
 TRITON, CUSPARSE, BAG = "Triton", "cuSPARSE", "embedding bag"
 ON_CPU = torch.float32, torch.float64
 ON_CUDA = *ON_CPU, torch.float16, torch.bfloat16
-_HIP = torch.version.hip is not None  # AMD's devices call themselves CUDA; nothing was tried there
-# torch.get_rng_state keeps the interpreter's lock while it waits for the generator's, and may collect garbage while it
-# has that: of two threads that ask at once each can wait for the other for ever. Here one asks after the other.
-_ONE_ASKS = threading.Lock()
-_PASSES: list[ModuleType | None] = []  # the module of Triton's passes, when it was first asked for
+_HIP = torch.version.hip is not None  # AMD's devices call themselves CUDA; nothing was tested there
+# two threads in torch.get_rng_state can deadlock: it waits for the generator's lock with the interpreter's, and may
+# collect garbage with the generator's
+_RNG_LOCK = threading.Lock()
+_PASSES: list[ModuleType | None] = []  # the module of Triton's passes, once imported
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -50,10 +50,8 @@ def triton_for(x: Tensor) -> ModuleType | None:
 
 
 def sum_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
-    """Names of what computes a sum with fixed weights on this device, the usual one first.
-
-    cuSPARSE is left out in half precision, where two of its runs differ.
-    """
+    """The kernels for a sum with fixed weights on this device, the default first. No cuSPARSE in half precision, where
+    two of its runs differ."""
     if device.type != "cuda":
         return (BAG,)
     found = (BAG,) if dtype not in ON_CPU else (BAG, CUSPARSE)
@@ -71,12 +69,12 @@ def computes(x: Tensor) -> bool:
 
 
 def capturing() -> bool:
-    """Is a CUDA graph recorded on the current stream? What is computed then has no contents before the first replay."""
+    """Is a CUDA graph captured on the current stream? Results have no contents before its first replay."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture() -> None:
-    """`SwapError` while a CUDA graph is recorded: what is kept for later calls has to be made before."""
+    """`SwapError` while a CUDA graph is captured: what is cached has to be computed before."""
     if capturing():
         raise SwapError(
             "a CUDA graph is captured: call the layer once before, backward too, so that its graph is prepared"
@@ -84,8 +82,8 @@ def refuse_capture() -> None:
 
 
 def cannot_compare(x: Tensor) -> bool:
-    """Is a CUDA graph recorded, in which no value can be asked for, or does the one thread that computes gradients on a
-    CUDA device run this, for which a comparison would wait?"""
+    """Would a comparison read values during a CUDA graph capture, or wait for the thread that computes gradients on a
+    CUDA device from within it?"""
     return x.is_cuda and (capturing() or torch._C._current_graph_task_id() != -1)
 
 
@@ -97,13 +95,13 @@ def kernel_missing(x: Tensor) -> str:
 
 
 def _state() -> Tensor:
-    with _ONE_ASKS:
+    with _RNG_LOCK:
         return torch.get_rng_state()
 
 
 def random_state(device: torch.device) -> Callable[[], bool]:
-    """A function that puts the generators of the CPU and of this device back to where they are now, and says whether
-    they were elsewhere. That of a CUDA device is known by its offset, which asks the device nothing."""
+    """A function that restores the generators of the CPU and of this device to their state now, and tells whether they
+    had changed. A CUDA generator is compared by its offset, without waiting for the device."""
     before, on_device = _state(), None
     if device.type == "cuda" and not capturing():
         on_device = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
@@ -112,7 +110,7 @@ def random_state(device: torch.device) -> Callable[[], bool]:
     def back() -> bool:
         moved = not torch.equal(before, _state())
         if moved:
-            with _ONE_ASKS:
+            with _RNG_LOCK:
                 torch.set_rng_state(before)
         if seed is not None and seed != (on_device.initial_seed(), on_device.get_offset()):
             moved = True

@@ -1,4 +1,4 @@
-"""What was computed from tensors, kept while they live unchanged and up to so many bytes.
+"""Caches of what was computed from tensors, bounded by bytes.
 
 cache = TensorCache(max_bytes=1 << 26)
 cache.get((weight,), "sorted", lambda: weight[order])    # computed once, and again when `weight` changes
@@ -24,48 +24,47 @@ from gnnswap import backends
 
 MIB = 1 << 20
 SAMPLED = 64  # numbers of a tensor that are compared at each use
-OBJECT_BYTES = 512  # what an object costs beside its numbers, so that a million tiny graphs are bounded, too
-ENTRY_BYTES = 2048  # what an entry costs beside its value
+OBJECT_BYTES = 512  # of an object beside its numbers, so that a million tiny graphs are bounded, too
+ENTRY_BYTES = 2048  # of an entry beside its value
 
 _RANDOM = np.random.default_rng()  # of our own: the user's generators stay as they are
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class TensorCache:
-    """Values computed from tensors, each known again by its identity, version, memory, shape and a sample of contents.
+    """Values computed from tensors, each recognized by its identity, version, memory, shape and a sample of contents.
 
     The sample notices writes that do not raise a tensor's version (`dist.broadcast`, `tensor.data.copy_`, a numpy view,
-    fused optimizers): of 64 positions drawn at random for each entry the bits are compared at each use. A write that
-    changes a share f of the numbers is missed with probability (1 - f) ** 64: 1 in 10**19 for half of them, 0.1 % for
-    a tenth, 53 % for a hundredth. Tensors of up to 64 numbers are compared whole. The positions stay, so a write that
-    was missed once is missed again. Only the memory of CPUs is sampled: for others the CPU would have to wait.
+    fused optimizers): each use compares the bits at 64 positions, drawn at random for each entry. A write that changes
+    a share f of the numbers is missed with probability (1 - f) ** 64: 1 in 10**19 for half of them, 0.1 % for a tenth,
+    53 % for a hundredth. Tensors of up to 64 numbers are compared whole. The positions stay, so a write that was missed
+    once is missed again. Only tensors of CPUs are sampled: reading others would wait for the device.
 
-    An entry goes when one of its tensors dies. Those used longest ago go where all entries together hold more than
-    `max_bytes`; the one used last stays, however large. Entries may grow after they are made: they are measured again.
+    An entry is dropped when one of its tensors dies. The least recently used are dropped where all take more than
+    `max_bytes`; the last one used stays, however large. Entries may grow, so they are measured again.
 
-    No entry keeps its own tensors alive. Where one of them stands in the value, by itself or in tuples and lists, the
-    entry has its number in its place, and each use gets the tensor again. A value that holds them in another way, as a
-    view, in an object or in a gradient's history, is not kept. Nor is what was computed from tensors of inference mode,
-    which have no version.
+    No entry keeps its own tensors alive. Where the value is one of them, or has one in tuples and lists, the entry
+    stores its number. A value that refers to them otherwise, as a view, in an object or in a gradient's history, is not
+    cached; nor is what was computed from tensors of inference mode, which have no version.
 
     Threads may share a cache: two may compute the same value, each gets a right one.
     """
 
     def __init__(self, max_bytes: int = 64 * MIB, apart: tuple[type, ...] = ()) -> None:
-        """Objects of the types `apart` belong to others: what they hold is not counted."""
+        """The bytes of objects of the types `apart` are not counted."""
         self.max_bytes, self.apart = max_bytes, apart
-        self._entries = BoundedDict(max_bytes, lambda entry: ENTRY_BYTES + held_bytes(entry.value, apart))
+        self._entries = BoundedDict(max_bytes, lambda entry: ENTRY_BYTES + nbytes_of(entry.value, apart))
 
     def get(self, tensors: Sequence[Tensor], key: Hashable, compute: Callable[[], Any]) -> Any:
-        """What `compute()` gave for these tensors and `key`; computed where it is not known."""
+        """The result of `compute()` for these tensors and `key`, cached."""
         whole = (key, *[id(tensor) for tensor in tensors])
         entry = self._entries.get(whole)
         if entry is not None and entry.is_of(tensors):
             return _exchanged(entry.value, _Number, tensors.__getitem__) if entry.numbered else entry.value
-        known = all(map(_is_known_again, tensors)) and not backends.capturing()
+        known = all(map(_is_recognizable, tensors)) and not backends.capturing()
         died = partial(_discard, weakref.ref(self._entries), whole)
         seen = [Snapshot(tensor, died) for tensor in tensors] if known else []  # before computing: it may be written to
-        with torch.inference_mode(False):  # what is kept must serve training, too
+        with torch.inference_mode(False):  # cached values must serve training, too
             value = compute()
         if known:
             kept, numbered = _numbered(value, tensors)
@@ -98,11 +97,11 @@ class _Entry:
 
 
 class _Number(int):
-    """In a value that is kept: the tensor with this number among those that it was computed from."""
+    """Stands in a cached value for the tensor of this number among those that it was computed from."""
 
 
 def _numbered(value: Any, tensors: Sequence[Tensor]) -> tuple[Any, bool]:
-    """(the value with numbers in place of its own tensors, has it any?)"""
+    """(the value with numbers in place of its own tensors, are there any?)"""
     places = []
 
     def number(one: Tensor) -> Any:
@@ -124,7 +123,7 @@ def _exchanged(value: Any, kind: type, other: Callable[[Any], Any]) -> Any:
 
 
 class Snapshot:
-    """A tensor as it was: `is_of(tensor)` says whether this is the same one, with the same contents, as far as its
+    """The state of a tensor: `is_of(tensor)` tells whether this is the same one with the same contents, as far as its
     version and a sample tell. `died()` is called when it is gone."""
 
     def __init__(self, tensor: Tensor, died: Callable[[], None] | None = None) -> None:
@@ -140,22 +139,22 @@ class Snapshot:
 
 
 def state_of(tensor: Tensor) -> tuple:
-    """What changes when a tensor is written to or gets another storage or shape: compared without reading it."""
+    """Changes when a tensor is written to or gets another storage or shape; does not read it."""
     return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _is_known_again(tensor: Tensor) -> bool:
-    """Has it a version and memory of its own to be known by?"""
+def _is_recognizable(tensor: Tensor) -> bool:
+    """Has it a version and memory of its own?"""
     if tensor.is_inference() or tensor.layout is not torch.strided:
         return False
     return tensor.numel() == 0 or tensor.data_ptr() != 0  # 0: a subclass that wraps other tensors
 
 
 def _sampled(tensor: Tensor) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """(the numbers of a tensor as unsigned integers, where in them SAMPLED of its elements stand).
+    """(the numbers of a tensor as unsigned integers, the positions of SAMPLED of its elements in them).
 
-    The numbers are read where they lie: a view of them, as `tensor.numpy()` is, would keep their memory, and forbid
-    its owner to resize it. They may only be read while `state_of` the tensor is what it was.
+    The array does not own its memory, unlike `tensor.numpy()`, which would keep it alive and forbid to resize it. It
+    may only be read while `state_of` the tensor is unchanged.
     """
     kind, count = _UNSIGNED.get(tensor.element_size()), tensor.numel()
     if tensor.device.type != "cpu" or count == 0 or kind is None:
@@ -178,11 +177,11 @@ def _discard(entries: weakref.ref[BoundedDict], key: Hashable) -> None:
 
 
 class BoundedDict:
-    """Values by key, those used longest ago given up where all together hold more than `max_bytes`.
+    """Values by key; the least recently used are dropped where all take more than `max_bytes`.
 
-    The value used last stays, whatever it holds. Values are measured by `size(value)` when they are put in, and again,
-    if they were used meanwhile, at each further `put` and at the 1st, 2nd, 4th, 8th, ... `get` after it, as they may
-    grow. `dropped(value)` is called for each that goes for want of room. Threads may share it.
+    The last one used stays, however large. `size(value)` measures a value when it is put in and, as it may grow, again
+    after use at each further `put` and at the 1st, 2nd, 4th, 8th, ... `get`. `dropped(value)` is called for each that
+    is dropped for its size. Threads may share it.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class BoundedDict:
         self._lock = Lock()
         self._slots: OrderedDict[Hashable, list] = OrderedDict()  # key: [value, its bytes, used since it was measured]
         self._bytes = self._gets = 0
-        self._late: deque[Hashable] = deque()  # keys of what died while the lock was held
+        self._late: deque[Hashable] = deque()  # keys of what died while the lock was taken
 
     def get(self, key: Hashable) -> Any:
         """The value of `key`, None where there is none."""
@@ -221,8 +220,7 @@ class BoundedDict:
             self._dropped(value)
 
     def discard(self, key: Hashable) -> None:
-        """Remove this key if it is there. Never waits: it is called when a tensor dies, which may be at any moment, in
-        a thread that holds this lock or another."""
+        """Remove this key if it is there. Never waits: a tensor may die at any moment, in any thread."""
         self._late.append(key)
         if self._lock.acquire(blocking=False):
             try:
@@ -270,10 +268,10 @@ class BoundedDict:
         return [value]
 
 
-def held_bytes(value: Any, apart: tuple[type, ...] = ()) -> int:
-    """Bytes of what `value` holds: the storages of the tensors in it, each once, and something for each object.
+def nbytes_of(value: Any, apart: tuple[type, ...] = ()) -> int:
+    """Bytes of `value`: each storage of the tensors in it once, and OBJECT_BYTES for each object.
 
-    Looked into are containers, attributes and what functions close over; not modules, and no object of types `apart`.
+    Containers, attributes and closures are searched; modules and objects of types `apart` are not.
     """
     storages, objects = {}, 0
     for one in _reachable(value, apart):
@@ -287,7 +285,7 @@ def held_bytes(value: Any, apart: tuple[type, ...] = ()) -> int:
 
 
 def cuda_tensors(value: Any) -> list[Tensor]:
-    """All CUDA tensors that `value` holds. A captured CUDA graph reads them at each replay: they must live as long."""
+    """All CUDA tensors in `value`. A captured CUDA graph reads them at each replay, so they must live as long."""
     return [one for one in _reachable(value, ()) if isinstance(one, Tensor) and one.is_cuda]
 
 

@@ -1,10 +1,10 @@
-"""What torch.compile keeps whole of a fast layer: its sum over neighbours, or its attention, as an operator of torch.
+"""The sum over neighbours or the attention of a fast layer as one operator of torch, for torch.compile.
 
     torch.compile(swap(model).model, fullgraph=True)
 
-Within a trace a layer hands its tensors to an operator, with the edges and a text that names its form and options: all
-that the operator computes from. So a compiled program knows no layer, and other layers or sizes need no compilation of
-their own. The operator has a fake form, for shapes, and a gradient, for which it computes its forward pass once more.
+Within a trace a layer passes its tensors, the edges, and the name and options of its kernel to the operator. So a
+compiled program refers to no layer, and other layers or sizes need no new compilation. The operator has a fake kernel,
+for shapes, and a gradient, for which it computes its forward pass again.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch import Tensor
 from gnnswap import backends
 from gnnswap.aggregation import weighted_sum
 from gnnswap.cache import cuda_tensors
-from gnnswap.direct import Form, Options
+from gnnswap.direct import LayerKernel, Options
 from gnnswap.errors import SwapError
-from gnnswap.fused_layers import FORMS
+from gnnswap.fused_layers import KERNELS
 from gnnswap.guards import PLAIN, plain_call
 from gnnswap.neighbours import GraphCache, Neighbours
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NEIGHBOUR_SUM = "neighbour_sum"
 _RECORDING = [getattr(torch._C.DispatchKey, name) for name in ("AutogradFunctionality", "AutogradOther")]
-# a compiled program has no place to keep sorted edges: its operators are given tensors and numbers only. So the
-# process keeps them, in one cache that is bounded by bytes; what is in it follows from the edges alone
+# operators of a compiled program take only tensors and numbers, so sorted graphs are in one cache of the process,
+# bounded by bytes; they follow from the edges alone
 _GRAPHS = GraphCache()
-_CAPTURED: list[Tensor] = []  # what CUDA graphs captured of these operators read
-# Inductor captures no CUDA graph of them by itself: edges are found by their tensor, which is another one there
+_CAPTURED: list[Tensor] = []  # read by CUDA graphs that captured these operators
+# keeps Inductor from capturing them in a CUDA graph: the graph is found by the tensor of edges, another one there
 _TAGS = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
 
 
@@ -43,7 +43,7 @@ def forget() -> None:
 
 
 def _graph_of(edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
-    """The sorted edges; while a CUDA graph is captured, which will read them, all that is there is kept for good."""
+    """The sorted edges. While a CUDA graph is captured, which will read them, all sorted graphs are kept for good."""
     graph = _GRAPHS.get(edge_index, num_nodes, num_sources)
     if edge_index.is_cuda and backends.capturing():
         _CAPTURED.extend(cuda_tensors(_GRAPHS))
@@ -56,28 +56,26 @@ class Traced:
     targets = None
 
     def __init__(
-        self, form: Form, options: Options, edge_index: Tensor, values: Tensor | None, kernel: str = ""
+        self, kernel: LayerKernel, options: Options, edge_index: Tensor, values: Tensor | None, sum_kernel: str = ""
     ) -> None:
-        if (
-            torch.compiler.is_compiling()
-        ):  # a float that has changed once is no longer fixed in a trace, unless asked for
+        if torch.compiler.is_compiling():  # a float that changed once is a symbol in a trace, unless it is guarded
             guard = torch.fx.experimental.symbolic_shapes.guard_scalar
             options = tuple(guard(one) if isinstance(one, float) else one for one in options)
-        self.spec, self.edge_index, self.features = repr((form.name, options, kernel)), edge_index, values
+        self.spec, self.edge_index, self.features = repr((kernel.name, options, sum_kernel)), edge_index, values
 
     def __call__(self, x: Tensor) -> Tensor:
         return aggregate([x.contiguous()], self.edge_index, self.features, self.spec, list(x.shape))
 
     def attend(self, attend: Callable, options: Options, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
-        """As `direct.Edges.attend`; the operator finds the form's `attend` by its name."""
+        """As `direct.Edges.attend`; the operator finds the kernel's `attend` by its name."""
         shape = [tensors[0].shape[0], rows, tensors[0].shape[2]]
         return aggregate(list(tensors), self.edge_index, self.features, self.spec, shape)
 
 
 @functools.lru_cache(256)
-def _read(spec: str) -> tuple[Form, Options, str]:
-    name, options, kernel = ast.literal_eval(spec)
-    return next(form for form in FORMS.values() if form.name == name), options, kernel
+def _read(spec: str) -> tuple[LayerKernel, Options, str]:
+    name, options, sum_kernel = ast.literal_eval(spec)
+    return next(kernel for kernel in KERNELS.values() if kernel.name == name), options, sum_kernel
 
 
 def _aggregated(
@@ -86,20 +84,21 @@ def _aggregated(
     x = tensors[0]
     if spec == NEIGHBOUR_SUM:
         return weighted_sum(x, _graph_of(edge_index, shape[0], x.shape[0]), *tensors[1:])
-    form, options, kernel = _read(spec)
+    kernel, options, sum_kernel = _read(spec)
     with torch.inference_mode(False):
-        prepared = form.prepared(options, _graph_of(edge_index, x.shape[0], x.shape[0]), values, x.dtype, kernel)
+        graph = _graph_of(edge_index, x.shape[0], x.shape[0])
+        prepared = kernel.prepared(options, graph, values, x.dtype, sum_kernel)
     if prepared is None:
-        raise SwapError(f"{form.name} within torch.compile: its {form.values} do not fit its options")
-    return prepared(x) if form.attend is None else form.attend(options, tensors, prepared)
+        raise SwapError(f"{kernel.name} within torch.compile: its {kernel.values} do not fit its options")
+    return prepared(x) if kernel.attend is None else kernel.attend(options, tensors, prepared)
 
 
 @torch.library.custom_op("gnnswap::aggregate", mutates_args=(), tags=_TAGS)
 def aggregate(
     tensors: Sequence[Tensor], edge_index: Tensor, values: Tensor | None, spec: str, shape: Sequence[int]
 ) -> Tensor:
-    """What the form that `spec` names makes of its neighbours, of this `shape`: a sum, x (N, F) -> (N, F); or what it
-    attends to, tensors[0] (N, H or 1, C) -> (N, H, C). NEIGHBOUR_SUM: that of x and of weights, if given."""
+    """What the kernel in `spec` aggregates, of this `shape`: a sum, x (N, F) -> (N, F), or attention, tensors[0]
+    (N, H or 1, C) -> (N, H, C). NEIGHBOUR_SUM: the sum of x, weighted if weights are given."""
     return _aggregated([t.detach() for t in tensors], edge_index, values, spec, shape).contiguous()
 
 
@@ -126,9 +125,9 @@ def aggregate_back(
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """Within it gradients can be recorded: within an operator torch has switched that off below `enable_grad`.
+    """Autograd records within it; inside an operator torch switches that off below `enable_grad`.
 
-    Not on another thread: the one that computes gradients on a CUDA device would wait for itself.
+    Another thread would not do: the one that computes gradients on a CUDA device would wait for itself.
     """
     keys = [key for key in _RECORDING if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
     try:

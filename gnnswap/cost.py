@@ -1,4 +1,4 @@
-"""What a call costs: times of two calls in turns, with an interval, and the memory that a call holds at its peak."""
+"""The cost of a call: interleaved times of two calls, with an interval, and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gnnswap.errors import SwapError
 if TYPE_CHECKING:
     import torch
 
-LEAST_ROUNDS = 6  # below it there is no 95 % interval of a median
+LEAST_ROUNDS = 6  # with fewer a median has no 95 % interval
 SAMPLE_SECONDS, MOST_CALLS = 2e-3, 50  # of a sample on a CUDA device
 
 MIB = 2**20
@@ -34,8 +34,8 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class Ratio:
     """Time of one call over that of another: the median over `n` rounds, and its 95 % interval.
 
-    With fewer than `LEAST_ROUNDS` rounds `low` and `high` are the smallest and the largest ratio, and no interval.
-    `calls`: how many a sample is the mean of.
+    With fewer than `LEAST_ROUNDS` rounds `low` and `high` are the smallest and the largest ratio. A sample is the mean
+    of `calls` calls.
     """
 
     value: float
@@ -58,18 +58,18 @@ def compare_times(
     enough: Callable[[Ratio], bool] = lambda ratio: False,
     device: torch.device | None = None,
 ) -> Ratio:
-    """Both are called in turns until `seconds` are spent or a ratio is `enough`, once at least.
+    """Call both alternately until `seconds` are spent or a ratio is `enough`, at least once; their order alternates.
 
-    On a CUDA `device` the clock waits for the device, and a sample is a row of calls, as many as take `SAMPLE_SECONDS`:
-    a call returns before the device has done its work, and waiting costs as much as a small kernel.
-
-    Which comes first changes from round to round. `enough` is asked after the first round, then from round
-    `LEAST_ROUNDS` on. What a first call prepares is the caller's business; on a CUDA device both are called once more
-    before, to see how long they take.
+    `enough` is asked after the first round, then from round `LEAST_ROUNDS` on. The caller warms both up. On a CUDA
+    `device` a sample waits for the device, which costs as much as a small kernel, so it is several calls, as many as
+    take `SAMPLE_SECONDS`; both are called once before to tell how many.
     """
     ratios, times, end = [], ([], []), time.perf_counter() + seconds
     wait = _waiting(device)
-    calls = 1 if wait is None else _calls(max(_seconds(run, 1, wait) for run in (before, after)))
+    calls = 1
+    if wait is not None:
+        slower = max(_seconds(run, 1, wait) for run in (before, after))
+        calls = max(1, min(MOST_CALLS, int(SAMPLE_SECONDS / slower)))
     with quiet():
         while True:
             order = (before, after) if len(ratios) % 2 else (after, before)
@@ -82,7 +82,7 @@ def compare_times(
 
 
 def _ratio_of(ratios: list[float], times: tuple[list[float], list[float]], calls: int) -> Ratio:
-    """The interval is one of order statistics, which asks nothing of the distribution."""
+    """With an interval of order statistics, for any distribution."""
     n = len(ratios)
     cut = max(0, int((n - 1.96 * math.sqrt(n)) / 2)) if n >= LEAST_ROUNDS else 0
     in_order = sorted(ratios)
@@ -91,7 +91,7 @@ def _ratio_of(ratios: list[float], times: tuple[list[float], list[float]], calls
 
 
 def _seconds(run: Callable[[], Any], calls: int, wait: Callable[[], None] | None) -> float:
-    """Of a call; where there is something to `wait` for, the mean of several."""
+    """Of a call; with `wait` the mean of several."""
     if wait is None:
         start = time.perf_counter()
         run()
@@ -104,12 +104,8 @@ def _seconds(run: Callable[[], Any], calls: int, wait: Callable[[], None] | None
     return (time.perf_counter() - start) / calls
 
 
-def _calls(seconds: float) -> int:
-    return max(1, min(MOST_CALLS, int(SAMPLE_SECONDS / seconds)))
-
-
 def _waiting(device: torch.device | None) -> Callable[[], None] | None:
-    """What waits for a CUDA device; None where a call has done its work when it returns."""
+    """A function that waits for a CUDA device; None for others, where a call has finished when it returns."""
     if device is None or device.type != "cuda":
         return None
     import torch
@@ -131,30 +127,30 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Bytes above what was there before the call: by torch's allocator at the `peak` and `at_end`, its result still
-    alive; by the resident memory of the `process` at its peak, None where the system does not tell that.
+    """Bytes above those before the call: of torch's allocator at the `peak` and `at_end`, with its result alive; of the
+    resident memory of the `process` at its peak, None where the system does not tell.
 
-    torch sees its own allocator on the calling thread; the process sees numpy, numba and other threads, too.
+    torch sees its own allocator on the calling thread; the process includes numpy, numba and other threads.
     """
 
     peak: int
     at_end: int
     result: Any
     process: int | None = None
-    allocated: int = 0  # by torch in all, freed again or not
-    kept: int = 0  # free memory of other threads' arenas before the call; what they took of it is not seen
-    events: int = 0  # that the profiler recorded, in memory of this process
-    children: bool = False  # did child processes work during the call? Their memory is not seen
+    allocated: int = 0  # by torch in all, also what was freed
+    kept: int = 0  # free memory in other threads' arenas before the call, whose use is not seen
+    events: int = 0  # of the profiler, which take memory of this process
+    children: bool = False  # did child processes run during the call? Their memory is not seen
 
     @property
     def agrees(self) -> bool | None:
-        """Is the peak the same for torch and for the process, within 0.75 MiB + 10 % + 200 bytes an event? None where
-        that cannot be told.
+        """Are the peaks of torch and of the process equal, within 0.75 MiB + 10 % + 200 bytes an event? None where that
+        is unknown.
 
-        Measured: warm calls of GCN, GraphSAGE, GAT, MLP and attention, 0 to 230 MiB, forward and training, 1 and 2
-        threads, differ by at most 0.44 MiB + 9 % + 200 bytes an event, where freed blocks go back to the system at
-        once (`MALLOC_MMAP_THRESHOLD_=65536` when the process starts). Elsewhere freed blocks stay resident beside new
-        ones, so nothing is told of a process that rises further, but by no more than all that torch allocated.
+        Warm calls of GCN, GraphSAGE, GAT, MLP and attention, 0 to 230 MiB, forward and training, 1 and 2 threads,
+        differ by at most 0.44 MiB + 9 % + 200 bytes an event, where freed blocks go back to the system at once
+        (`MALLOC_MMAP_THRESHOLD_=65536` when the process starts). Elsewhere freed blocks may stay resident, so a process
+        that rises higher, by at most all that torch allocated, tells nothing.
         """
         if self.process is None:
             return None
@@ -181,14 +177,13 @@ class PeakMemory:
 
 
 def peak_memory(fn: Callable[[], Any], device: torch.device) -> PeakMemory:
-    """Call `fn` once and say how much memory it held at once on `device`; for a call on a CPU its tensors must be on
-    that CPU.
+    """Call `fn` once and measure its peak memory on `device`; on a CPU all of its tensors must be there.
 
-    torch reports a free only of blocks that it saw being allocated by an earlier call of this function or by this one:
-    for a call that replaces what an earlier one made (gradients), measure it twice and take the second.
+    torch reports the free only of blocks that were allocated within a call of this function: if `fn` replaces tensors
+    of an earlier call (gradients), measure it twice and take the second.
 
     Raises:
-        SwapError: on a CPU, where a profiler of torch is running already: there can be one only.
+        SwapError: on a CPU, if torch's profiler runs already: there can be only one.
     """
     import torch  # takes a second, which who only times need not spend
     from torch.autograd.profiler import profile
@@ -220,14 +215,14 @@ def peak_memory(fn: Callable[[], Any], device: torch.device) -> PeakMemory:
 
 
 class _Process:
-    """How far the resident memory of this process rises from here on; on Linux with the GNU C library."""
+    """The rise of this process's resident memory from now on; on Linux with the GNU C library."""
 
     def __init__(self) -> None:
         try:
             library = ctypes.CDLL(None)
             library.malloc_trim(0)  # else blocks that were freed before would be taken and not be seen
             self.kept, self.children = _kept_by_threads(library), _children()
-            CLEAR.write_text("5")  # the peak starts anew
+            CLEAR.write_text("5")  # resets the peak
             self.before = _status("VmRSS")
         except (OSError, AttributeError, TypeError, ValueError):  # Windows has no CDLL(None), macOS no malloc_trim
             self.before = None
@@ -244,7 +239,7 @@ def _status(name: str) -> int:
 
 
 def _kept_by_threads(library: ctypes.CDLL) -> int:
-    """Free bytes of the arenas of other threads, beyond what each starts with: `malloc_trim` leaves their ends."""
+    """Free bytes of other threads' arenas, beyond their initial ones: `malloc_trim` does not return them."""
     text, size = ctypes.c_void_p(), ctypes.c_size_t()
     library.open_memstream.restype = ctypes.c_void_p
     stream = ctypes.c_void_p(library.open_memstream(ctypes.byref(text), ctypes.byref(size)))
@@ -256,7 +251,7 @@ def _kept_by_threads(library: ctypes.CDLL) -> int:
 
 
 def _children() -> tuple[int, dict[str, str]]:
-    """Page faults of the child processes that ended, and of each that lives: they grow where a child works."""
+    """Page faults of the child processes that ended, and of each that lives: they grow while a child runs."""
     import resource
 
     ended, living = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt, {}

@@ -1,14 +1,14 @@
-"""Fast forms of the layers that most people use: a layer's own parameters, and sums over the prepared graph.
+"""Kernels of common layers: a layer's own parameters, and sums over the prepared graph.
 
-    form = form_of(type(layer))
-    options = form.options(layer)                                  # what the form needs to know beside tensors
-    prepared = form.prepare(options, neighbours, edge_values, x.dtype)
-    form.run(layer, x, prepared)                                   # what layer(x, edge_index, edge_values) gives
+    kernel = kernel_of(type(layer))
+    options = kernel.options(layer)                                  # settings of the layer that are no tensors
+    prepared = kernel.prepare(options, neighbours, edge_values, x.dtype)
+    kernel.run(layer, x, prepared)                                   # what layer(x, edge_index, edge_values) gives
 
-What makes them fast: one bag in place of gather and scatter (`sums`); the product behind the sum or before it,
-whichever makes the summed rows shorter; zeros of bags of words left out (`sparse`); attention scores from
-folded weights; what depends on the graph alone, such as the norm of GCN, computed once. A form covers one graph, x (N,
-F) in a type that there are kernels for on its device (`backends`); every other call goes to PyG's own code.
+What makes them fast: one segment sum in place of gather and scatter (`sums`); the linear layer before or after the
+sum, whichever makes the summed rows shorter; zeros of sparse features left out (`sparse`); attention scores from folded
+weights; what depends on the graph alone, such as GCN's norm, computed once. A kernel serves one graph, x (N, F) in a
+type that its device has kernels for (`backends`). Every other call runs PyG's own code.
 """
 
 from __future__ import annotations
@@ -42,32 +42,30 @@ AGGREGATIONS = {
     aggr.StdAggregation: "std",
     aggr.SoftmaxAggregation: "softmax",
 }
-# classes whose code forms know: what they open inside a layer must be exactly one of these
+# modules inside a layer whose code kernels reproduce: what they open must be of exactly one of these classes
 KNOWN = {*LINEAR, *AGGREGATIONS, aggr.MultiAggregation, aggr.DegreeScalerAggregation, FusedAggregation,
          nn.Sequential, nn.ModuleList, pyg.MLP, nn.ReLU, nn.Sigmoid}  # fmt: skip
-# from so many times more inputs than outputs on, one product for neighbours and node beats two: 1.1 times at 4 times as
-# many, 1.2 at 22, behind at 1
-WIDE_INPUT = 4
-MOST_RELATION_ROWS = 4  # (node, relation) an edge, beyond which most of what RGCN's relations send is zeros
+WIDE_INPUT = 4  # inputs over outputs from which one product for neighbours and node beats two: 1.1x at 4, 1.2x at 22
+MOST_RELATION_ROWS = 4  # rows of (node, relation) an edge; beyond it most of RGCN's sums are zeros
 DENSE_NUMBERS = 1 << 17  # N x N x H x C up to which GATv2 goes over all pairs of nodes
 _IDENTITY = nn.Identity()
 Options = tuple  # of numbers, texts, None and tuples of these: compared by value, written as text
 
 
 @dataclass(frozen=True)
-class Form:
-    """How the layers of one class of PyG are computed fast.
+class LayerKernel:
+    """The fast implementation of one class of PyG.
 
     Args:
         kind: the class.
-        run: (layer, x, prepared) -> out; reads parameters and options of the layer in each call.
-        prepare: (options, neighbours, values, dtype) -> what `run` takes for this graph; None where it has no form.
-        options: layer -> all that `prepare` and `attend` need to know of a layer beside tensors.
-        opened: layer -> the modules inside that `run` does not call, but reads or enters.
-        values: the argument of the layer's forward that has a value an edge, "" where there is none.
-        why_not: layer -> why an option rules the form out, "" where none does.
-        attend: (options, tensors, edges) -> (N, H, C), what the layer makes of its neighbours, where `prepare` gives
-            `Edges`; None where it gives a sum over rows.
+        run: (layer, x, prepared) -> out; reads the layer's parameters and options in each call.
+        prepare: (options, neighbours, values, dtype) -> what `run` takes for this graph; None where it cannot serve it.
+        options: layer -> the settings, no tensors, that `prepare` and `attend` depend on.
+        opened: layer -> the modules inside whose weights `run` reads without calling them.
+        values: the argument of the layer's forward with a value for each edge, "" where there is none.
+        why_not: layer -> why an option rules the kernel out, "" where none does.
+        attend: (options, tensors, edges) -> (N, H, C), the aggregated messages, where `prepare` gives `Edges`; None
+            where it gives a sum.
     """
 
     kind: type[nn.Module]
@@ -84,11 +82,11 @@ class Form:
         return self.kind.__name__
 
     def prepared(
-        self, options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype, kernel: str
+        self, options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype, sum_kernel: str
     ) -> Any:
         """`prepare`, and a sum with fixed weights by this kernel."""
         made = self.prepare(options, graph, values, dtype)
-        return made.by(kernel) if isinstance(made, NeighbourSum) else made
+        return made.by(sum_kernel) if isinstance(made, NeighbourSum) else made
 
     def takes(self, values: Tensor, x: Tensor, edge_index: Tensor) -> bool:
         """Can these values of edges be served? Weights that are learned change in each step: they cannot."""
@@ -101,29 +99,24 @@ class Form:
         return values.dim() <= 2 if self.values == "edge_attr" else values.dim() == 1 and not values.requires_grad
 
 
-def form_of(kind: type[nn.Module]) -> Form | None:
-    """The form of this class, or of the nearest that it comes from; whether it is equal there, `equivalence` tells."""
-    return FORMS.get(base_of(kind))
-
-
-def base_of(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """The class with a form that this class is, or comes from."""
-    return next((base for base in kind.__mro__ if base in FORMS), None)
+def kernel_of(kind: type[nn.Module]) -> LayerKernel | None:
+    """The kernel of this class or of its nearest base that has one. `equivalence` tells whether it is equal there."""
+    return next((KERNELS[base] for base in kind.__mro__ if base in KERNELS), None)
 
 
 def why_not(layer: nn.Module) -> str:
     """Why this layer has no own kernel, in a few words; empty where it has one."""
-    form = form_of(type(layer))
-    if form is None:
+    kernel = kernel_of(type(layer))
+    if kernel is None:
         return "no own kernel"
     if layer.flow != "source_to_target" or layer.decomposed_layers != 1 or getattr(layer, "cached", False):
         return "its flow, decomposed layers or PyG's own cache"
     if any(map(nn.parameter.is_lazy, layer.parameters())):
         return "its weights have no shape before the first call"
-    why = form.why_not(layer)  # first: `opened` goes by the options that it allows
+    why = kernel.why_not(layer)  # first: `opened` relies on it
     if why:
         return why
-    for module in form.opened(layer):
+    for module in kernel.opened(layer):
         if type(module) not in KNOWN:
             return f"a {type(module).__name__} inside, whose code it does not know"
         if hooked(module):
@@ -142,7 +135,7 @@ def opens(*names: str) -> Callable[[nn.Module], list[nn.Module]]:
 
 
 def kind_of(layer: nn.Module) -> str:
-    """What its aggregation is, "sum" for example; its class's name where no form knows it."""
+    """The name of its aggregation, such as "sum"; that of its class where no kernel computes it."""
     kind = type(layer.aggr_module)
     return AGGREGATIONS.get(kind, kind.__name__)
 
@@ -161,12 +154,12 @@ def no_options(layer: nn.Module) -> Options:
 
 
 def _sparse(layer: nn.Module, x: Tensor) -> SparseInput | None:
-    """The nonzeros of an x that is mostly zeros; None of any other, and within a trace, where x has no numbers."""
+    """The nonzeros of an x that is mostly zeros; None for any other, and within a trace, where x has no values."""
     return None if torch.compiler.is_compiling() else layer._fast.caches.inputs.get(x)
 
 
 def _linear(layer: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
-    """What a linear layer inside makes of x, without the zeros of x."""
+    """`module(x)` of a linear layer inside, without the zeros of x."""
     known = _sparse(layer, x)
     if known is None:
         return F.linear(x, module.weight, module.bias)
@@ -229,9 +222,9 @@ def _graph(layer: pyg.GraphConv, x: Tensor, total: NeighbourSum) -> Tensor:
 
 
 def _le(layer: pyg.LEConv, x: Tensor, total: NeighbourSum) -> Tensor:
-    """Sums of weight * (a[j] - b[i]): b[i] is the same for all edges of a target, and their weights are summed once."""
+    """Sums of weight * (a[j] - b[i]): b[i] is factored out, and the weights of a target are summed."""
     weights = total(x.new_ones(x.shape[0], 1))
-    own = _linear(layer, layer.lin2, x).masked_fill(weights == 0, 0.0)  # an infinite one counts where edges are
+    own = _linear(layer, layer.lin2, x).masked_fill(weights == 0, 0.0)  # infinite ones count only where there are edges
     return total(_linear(layer, layer.lin1, x)) - weights * own + _linear(layer, layer.lin3, x)
 
 
@@ -241,9 +234,7 @@ def _neighbours_and_node(
     """A x W + x R + b, in the order with the shorter rows; weights (out, in)."""
     weight, bias, known = linear.weight, linear.bias, _sparse(layer, x)
     out, width = weight.shape
-    if (
-        root is not None and out < width and (known is not None or WIDE_INPUT * out <= width)
-    ):  # one product reads x once
+    if root is not None and out < width and (known is not None or WIDE_INPUT * out <= width):  # x is read once
         both = sparse_linear(x, torch.cat([weight, root]), known)
         return _plus(total(both[:, :out]).add_(both[:, out:]), bias)
     if out < width or known is not None:
@@ -279,18 +270,18 @@ def _with_own(summed: Tensor, x: Tensor, eps: Tensor) -> Tensor:
 
 
 def _plus(fresh: Tensor, bias: Tensor | None) -> Tensor:
-    return fresh if bias is None else fresh.add_(bias)  # nobody saved what a sum has just made
+    return fresh if bias is None else fresh.add_(bias)  # autograd saved no fresh sum
 
 
 def first_of(mlp: nn.Module) -> nn.Module | None:
-    """The module that a Sequential or PyG's MLP begins with; None of another one."""
+    """The first module of a Sequential or of PyG's MLP; None for any other."""
     if type(mlp) is nn.Sequential and len(mlp):
         return mlp[0]
     return mlp.lins[0] if type(mlp) is pyg.MLP and not torch.compiler.is_compiling() else None
 
 
 def entered(mlp: nn.Module) -> list[nn.Module]:
-    """What `first_of` and `after_first` do not call: the network and its first linear layer, if they know it."""
+    """The modules that `first_of` and `after_first` do not call: the network and its first linear layer."""
     if type(mlp) is pyg.MLP:
         return [mlp, mlp.lins, mlp.lins[0]]
     if type(mlp) is nn.Sequential:
@@ -299,7 +290,7 @@ def entered(mlp: nn.Module) -> list[nn.Module]:
 
 
 def after_first(mlp: nn.Module, out: Tensor, first: int = 1) -> Tensor:
-    """What the modules behind the `first` ones make of `out`."""
+    """The output of the network after its `first` modules gave `out`."""
     if type(mlp) is nn.Sequential:
         for module in list(mlp)[first:]:
             out = module(out)
@@ -317,7 +308,7 @@ def after_first(mlp: nn.Module, out: Tensor, first: int = 1) -> Tensor:
 class Edges:
     """A graph, and the features of its edges (E, D), if there are any, in the order of `graph.col` or `as_given`.
 
-    `keep` (E, H): what dropout multiplies the shares of attention with, None where it multiplies with nothing.
+    `keep` (E, H): the dropout mask of the attention weights, None without dropout.
     """
 
     graph: Neighbours
@@ -333,8 +324,7 @@ class Edges:
         return is_dense(self.graph)
 
     def attend(self, attend: Callable, options: Options, tensors: Sequence[Tensor], rows: int = 1) -> Tensor:
-        """(N, rows, C): what a form makes of its neighbours, by its `attend`, from tensors that it made of x and its
-        weights. Within a trace, `compile_ops.Traced` stands in its place."""
+        """`attend(options, tensors, self)`, (N, rows, C). Within a trace `compile_ops.Traced` takes its place."""
         return attend(options, tensors, self)
 
 
@@ -344,7 +334,7 @@ def _rgcn_options(layer: pyg.RGCNConv) -> Options:
 
 
 def _relations(options: Options, graph: Neighbours, types: Tensor | None, dtype: torch.dtype) -> Edges | None:
-    """The graph from nodes to (node, relation): number i * R + r is what relation r sends to node i."""
+    """The graph from nodes to (node, relation): target i * R + r is what relation r sends to node i."""
     count, _, left_out = options
     if types is None or _mostly_empty(graph.num_nodes, count, graph.num_edges):
         return None
@@ -358,7 +348,7 @@ def _by_relation(graph: Neighbours, types: Tensor, count: int, left_out: bool) -
     known = (types >= 0) & (types < count)
     if not known.all():
         if not left_out:
-            return None  # PyG says what is wrong
+            return None  # PyG raises an error
         ends = ends[:, known]
     return Neighbours.prepare(ends, graph.num_nodes * count, num_sources=graph.num_nodes)
 
@@ -372,7 +362,7 @@ def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Any) -> Tensor:
     relations, weight = layer.num_relations, layer.weight
     if not isinstance(edges, Edges) and _mostly_empty(x.shape[0], relations, edges.edge_index.shape[1]):
         return pyg.RGCNConv.forward(layer, x, edges.edge_index, edges.features)
-    summed = edges.attend(_rgcn_attend, _rgcn_options(layer), [x.unsqueeze(1)], relations)  # (N, R, F)
+    summed = edges.attend(_sum_by_relation, _rgcn_options(layer), [x.unsqueeze(1)], relations)  # (N, R, F)
     if layer.num_blocks is not None:
         blocks = summed.unflatten(2, (layer.num_blocks, -1))
         out = torch.einsum("nrbc,rbcd->nbd", blocks, weight).flatten(1)
@@ -384,8 +374,8 @@ def _rgcn(layer: pyg.RGCNConv, x: Tensor, edges: Any) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-def _rgcn_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """What each relation sends: x (N, 1, F) -> (N, R, F)."""
+def _sum_by_relation(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+    """The sum or mean over each relation: x (N, 1, F) -> (N, R, F)."""
     (x,), (relations, mean, _) = tensors, options
     total = edges.graph.cached_by_weight(None, fixed_sum, x.dtype, mean)
     return total(x.squeeze(1)).view(x.shape[0], relations, -1)
@@ -395,7 +385,7 @@ def _rgcn_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> T
 
 
 def _attention_options(layer: nn.Module) -> Options:
-    """(are self-loops added, has the layer weights for features of edges, H, C, the slope of LeakyReLU)."""
+    """(are self-loops added, does the layer take features of edges, H, C, the slope of LeakyReLU)."""
     loops, slope = False, 0.0
     if not isinstance(layer, pyg.TransformerConv):  # which has neither
         loops, slope = bool(layer.add_self_loops), layer.negative_slope
@@ -412,40 +402,40 @@ def _attention_why_not(layer: nn.Module) -> str:
 
 
 def _with_loops(options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
-    """Where the layer wants it, every node gets exactly one self-loop, with the mean of the features that it got."""
+    """If the layer adds self-loops every node has exactly one, whose features are the mean of its incoming edges'."""
     loops, with_features, *_ = options
     looped = graph.with_self_loops if loops else graph
     if not with_features or values is None:
         return Edges(looped)
     features = graph.sorted_weight(values.view(-1, 1) if values.dim() == 1 else values)
-    if loops:  # a loop has the mean of the features of the edges that end at its node
-        entries, weight = graph.cached(_filled)
+    if loops:
+        entries, weight = graph.cached(_loop_features)
         features = weighted_sum_sorted(features, entries, weight.to(features.dtype))
     return Edges(looped, features)
 
 
-def _filled(graph: Neighbours) -> tuple[Neighbours, Tensor]:
-    """A graph from the edges to those with loops, and the weight of each of its entries, float64."""
+def _loop_features(graph: Neighbours) -> tuple[Neighbours, Tensor]:
+    """A sparse matrix from the features of edges to those with loops: a graph, and the float64 weights of its edges."""
     nodes, looped = graph.num_nodes, graph.with_self_loops
     stays = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)  # as given, loops left out
     ends = graph.edge_index[1].index_select(0, stays)
-    source = graph.place.long().index_select(0, stays)  # where each stands in `features`
-    place = looped.place.long()  # of the edges that stay, then of the loops
+    source = graph.position.long().index_select(0, stays)  # where each stands in `features`
+    place = looped.position.long()  # of the edges that stay, then of the loops
     targets = torch.cat([place[: stays.shape[0]], place[stays.shape[0] :].index_select(0, ends)])
     entries = Neighbours.prepare(
         torch.stack([source.repeat(2), targets]), looped.num_edges, num_sources=graph.num_edges
     )
     share = 1 / torch.bincount(ends, minlength=nodes).double().index_select(0, ends)
-    return entries, torch.cat([torch.ones_like(share), share]).index_select(0, entries.order)
+    return entries, torch.cat([torch.ones_like(share), share]).index_select(0, entries.permutation)
 
 
 def _with_dropout(layer: nn.Module, x: Tensor, edges: Any) -> Any:
-    """In training what dropout makes of shares of one, drawn in PyG's order, so that equal seeds draw the same."""
+    """In training the dropout mask of the attention weights, drawn in PyG's order: equal seeds draw the same."""
     if not (layer.dropout and layer.training):
         return edges
     graph = edges.graph
     drawn = F.dropout(x.new_ones(graph.num_edges, layer.heads), layer.dropout)
-    return dataclasses.replace(edges, keep=drawn.index_select(0, graph.order))
+    return dataclasses.replace(edges, keep=drawn.index_select(0, graph.permutation))
 
 
 def _gat(layer: pyg.GATConv, x: Tensor, edges: Any) -> Tensor:
@@ -459,22 +449,20 @@ def _gat(layer: pyg.GATConv, x: Tensor, edges: Any) -> Tensor:
         out = _projected(layer, edges.attend(_gat_attend, options, tensors, heads))
     else:
         values = sparse_linear(x, weight, known).view(-1, heads, width)
-        if backends.triton_for(
-            x
-        ):  # the gradient of the vectors, sums over all nodes, takes cuBLAS longer than all else
+        if backends.triton_for(x):  # cuBLAS takes longer for the gradient of the vectors than all else takes
             vectors = F.linear(x, _folded(vectors, weight).flatten(0, 1))
         out = edges.attend(_gat_attend, options, [values, vectors, *of_edges], heads)
     return _finished(layer, x, out)
 
 
 def _edge_weight(layer: nn.Module, edges: Any) -> list[Tensor]:
-    """The weight for features of edges, where the layer has one and these edges have features."""
+    """[the weight for features of edges], [] where the layer or these edges have none."""
     return [] if layer.edge_dim is None or edges.features is None else [layer.lin_edge.weight]
 
 
 def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     """Sums of softmax(LeakyReLU(source[j] + target[i] + vector . e)) * values[j]; tensors: values (N, H or 1, C),
-    vectors of source and target (2, H, C), or what they give for each node (N, 2 H); vectors (H, D) for the features
+    vectors of source and target (2, H, C), or the scores of each node (N, 2 H); vectors (H, D) for the features
     of edges."""
     (values, vectors, *of_edges), graph = tensors, edges.graph
     *_, slope = options
@@ -482,7 +470,7 @@ def _gat_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Te
         return attention.dense_pairs(values, vectors, graph, slope)
     source, target = attention.end_scores(values, vectors) if vectors.dim() == 3 else vectors.chunk(2, dim=1)
     of_edges = None if edges.features is None else F.linear(edges.features, of_edges[0])
-    out = attention.one_pass("gat", target, source, values, graph, edge=of_edges, keep=edges.keep, slope=slope)
+    out = attention.fused_attention("gat", target, source, values, graph, edge=of_edges, keep=edges.keep, slope=slope)
     if out is not None:
         return out
     if of_edges is None:
@@ -498,7 +486,7 @@ def _folded(vectors: Tensor, weight: Tensor) -> Tensor:
 
 
 def _projected(layer: pyg.GATConv, pooled: Tensor) -> Tensor:
-    """W of each head applied to rows of x that were summed before it; pooled (N, H, in) -> (N, H, C)."""
+    """W of each head applied after the sum: pooled (N, H, in) -> (N, H, C)."""
     weight = layer.lin.weight
     if layer.heads == 1:
         return F.linear(pooled.squeeze(1), weight).unsqueeze(1)
@@ -523,7 +511,7 @@ def _gatv2_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> 
         return attention.dense_additive(source, target, vector, edges.graph, slope)
     edge = None if edges.features is None else F.linear(edges.features, weight[0]).view(-1, *vector.shape)
     given = {"vector": vector, "edge": edge, "keep": edges.keep, "slope": slope}
-    out = attention.one_pass("gatv2", target, None, source, edges.graph, **given)
+    out = attention.fused_attention("gatv2", target, None, source, edges.graph, **given)
     if out is not None:
         return out
     scores = attention.additive_scores(source, target, vector, edges.graph, slope, edge)
@@ -558,7 +546,7 @@ def _transformer_attend(options: Options, tensors: Sequence[Tensor], edges: Edge
     if edges.dense(value):
         return attention.dense_products(value, query, key, graph, scale)
     if edges.features is None:
-        out = attention.one_pass("transformer", query, key, value, graph, keep=edges.keep, scale=scale)
+        out = attention.fused_attention("transformer", query, key, value, graph, keep=edges.keep, scale=scale)
         if out is not None:
             return out
         return attention.attend(attention.head_products(query, key, graph) * scale, value, graph, edges.keep)
@@ -574,38 +562,39 @@ def _transformer_attend(options: Options, tensors: Sequence[Tensor], edges: Edge
 
 
 def _finished(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
-    """Heads (N, H, C) joined or averaged, the residual and the bias added."""
+    """Heads (N, H, C) concatenated or averaged, plus residual and bias."""
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     out = out if getattr(layer, "res", None) is None else out + layer.res(x)
     return _unsaved(out) if layer.bias is None else out + layer.bias
 
 
 def _unsaved(out: Tensor) -> Tensor:
-    """The same in memory of its own: attention by Triton keeps its result for the backward pass, and a caller may write
-    to what a layer gives."""
+    """A copy where Triton's attention saved its result for the backward pass: the caller may write to the output."""
     return out.clone() if out.requires_grad and backends.on_gpu(out) else out
 
 
-def _rows(kind: type[nn.Module], run: Callable, allowed: Sequence[str], *linears: str, values: str = "") -> Form:
-    """The form of a layer that sums rows over neighbours, or takes their mean or maximum."""
-    return Form(kind, run, _aggregation, _aggr_options, opens(*linears), values, needs(*allowed))
+def _rows(kind: type[nn.Module], run: Callable, allowed: Sequence[str], *linears: str, values: str = "") -> LayerKernel:
+    """The kernel of a layer that sums rows over neighbours, or takes their mean or maximum."""
+    return LayerKernel(kind, run, _aggregation, _aggr_options, opens(*linears), values, needs(*allowed))
 
 
-def _attention(kind: type[nn.Module], run: Callable, attend: Callable, *linears: str) -> Form:
+def _attention(kind: type[nn.Module], run: Callable, attend: Callable, *linears: str) -> LayerKernel:
     prepare, options, opened = _with_loops, _attention_options, opens(*linears)
-    return Form(kind, run, prepare, options, opened, "edge_attr", _attention_why_not, attend)
+    return LayerKernel(kind, run, prepare, options, opened, "edge_attr", _attention_why_not, attend)
 
 
 _TRANSFORMER = ("lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge")
-_FORMS = (
-    Form(pyg.GCNConv, _gcn, _gcn_sum, _gcn_options, opens("lin"), "edge_weight", needs("sum")),
-    Form(pyg.SAGEConv, _sage, _aggregation, _aggr_options, opens("lin_l", "lin_r"), "", _sage_why_not),
-    Form(pyg.GINConv, _gin, _aggregation, _aggr_options, _gin_opens, "", needs("sum")),
+_LAYERS = (
+    LayerKernel(pyg.GCNConv, _gcn, _gcn_sum, _gcn_options, opens("lin"), "edge_weight", needs("sum")),
+    LayerKernel(pyg.SAGEConv, _sage, _aggregation, _aggr_options, opens("lin_l", "lin_r"), "", _sage_why_not),
+    LayerKernel(pyg.GINConv, _gin, _aggregation, _aggr_options, _gin_opens, "", needs("sum")),
     _rows(pyg.GraphConv, _graph, ("sum", "mean"), "lin_rel", "lin_root", values="edge_weight"),
     _rows(pyg.LEConv, _le, ("sum",), "lin1", "lin2", "lin3", values="edge_weight"),
-    Form(pyg.RGCNConv, _rgcn, _relations, _rgcn_options, opens(), "edge_type", needs("sum", "mean"), _rgcn_attend),
+    LayerKernel(
+        pyg.RGCNConv, _rgcn, _relations, _rgcn_options, opens(), "edge_type", needs("sum", "mean"), _sum_by_relation
+    ),
     _attention(pyg.GATConv, _gat, _gat_attend, "lin", "lin_edge"),
     _attention(pyg.GATv2Conv, _gatv2, _gatv2_attend, "lin_l", "lin_r", "lin_edge"),
     _attention(pyg.TransformerConv, _transformer, _transformer_attend, *_TRANSFORMER),
 )
-FORMS: dict[type[nn.Module], Form] = {form.kind: form for form in _FORMS}
+KERNELS: dict[type[nn.Module], LayerKernel] = {kernel.kind: kernel for kernel in _LAYERS}

@@ -1,12 +1,12 @@
-"""Does a fast form give what the layer gives? Both run beside each other, in float64.
+"""The equivalence test: does a fast implementation give what the layer gives? Both run on copies, in float64.
 
     difference(layer, own, fast, arguments)     # (largest relative difference, what differs)
 
-The test runs in eval mode and in training, with equal seeds, on drawn graphs with isolated nodes, repeated edges and
-self-loops, and on edges of the user's own graph with the values that they carry; arguments that are floats take several
-values. The fast form is called several times (the first call prepares, later ones use what is cached). Compared are
-outputs, first and second gradients of every input and parameter, what the layer leaves in itself, and what is drawn
-next from the random generator; inputs must not be written to. The user's generator and model stay as they are.
+It runs in eval mode and in training, with equal seeds, on drawn graphs with isolated nodes, repeated edges and
+self-loops, and on edges of the user's graph with their values; arguments that are floats take several values. The fast
+implementation is called several times: the first call prepares, later ones use its caches. Compared are outputs, first
+and second gradients of every input and parameter, tensors that the layer stores in itself, and the next random number;
+inputs must not be written to. The user's generator and model stay as they are.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from gnnswap.inputs import guarded_sequential
 from gnnswap.parity import GRADIENT_FLOOR, NOTHING_FINITE, Deviation, error, largest
 from gnnswap.probe import NotLinear
 
+PYG = "torch_geometric."
 ALLOWED = 1e-9  # relative difference in float64
-CALLS = 3  # of a form: it prepares, it has seen the graph, it uses what is cached
+CALLS = 3  # of a fast implementation: it prepares, it has seen the graph, it uses its caches
 SMALL_GRAPH, GRAPH = (23, 19, 90), (66, 61, 130)  # nodes at the source, at the target, edges
 OWN_EDGES = 200  # of the user's graph, with the values that they carry
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One comparison: in training or eval, on a drawn graph or (None) on edges of the user's own, with inputs that want
-    no gradients (`fixed`), with second derivatives, and with other numbers for what is a float."""
+class Case:
+    """One comparison: in training or eval; on a drawn graph (sources, targets, edges) or (None) on edges of the user's;
+    with inputs that want no gradients (`fixed`); with second derivatives; with floats times `factor`."""
 
     training: bool
     graph: tuple[int, int, int] | None
@@ -46,15 +47,15 @@ class Trial:
     factor: float = 1.0
 
 
-RUNS = (
-    Trial(False, SMALL_GRAPH, second=True),
-    Trial(False, GRAPH, fixed=True, factor=0.5),
-    Trial(True, SMALL_GRAPH, fixed=True, factor=2.0),
-    Trial(True, GRAPH, second=True),
-    Trial(False, None),
+CASES = (
+    Case(False, SMALL_GRAPH, second=True),
+    Case(False, GRAPH, fixed=True, factor=0.5),
+    Case(True, SMALL_GRAPH, fixed=True, factor=2.0),
+    Case(True, GRAPH, second=True),
+    Case(False, None),
 )
 
-Run = Callable[[nn.Module, dict[str, Any]], Tensor]  # of a copy of the layer and of arguments drawn for it
+Run = Callable[[nn.Module, dict[str, Any]], Tensor]  # (a copy of the layer, arguments drawn for it) -> its output
 
 
 class Arguments:
@@ -70,9 +71,9 @@ class Arguments:
         self.square = sources == targets
         self.nodes_first = nodes_first  # arguments that are of nodes whatever their size
 
-    def drawn(self, run: Trial, seed: int) -> dict[str, Any]:
-        """Arguments for a run, in float64. With `fixed` they want no gradients, so that what is made of them may be
-        cached, and half of what rows of nodes hold is zero."""
+    def drawn(self, run: Case, seed: int) -> dict[str, Any]:
+        """Arguments for a case, in float64. With `fixed` they want no gradients, so that results of them may be cached,
+        and half of the features of nodes are zero."""
         generator = torch.Generator().manual_seed(seed)
         if run.graph is None:
             return self._own(generator)
@@ -94,7 +95,7 @@ class Arguments:
         return drawn
 
     def _own(self, generator: torch.Generator) -> dict[str, Any]:
-        """Some edges of the user's own, and the nodes at their ends, with the values that they carry, in float64."""
+        """Some edges of the user's graph and the nodes at their ends, with their values, in float64."""
         edge_index = self.given["edge_index"].detach()
         edges = torch.randperm(edge_index.shape[1], generator=generator)[:OWN_EDGES].to(edge_index.device)
         if self.square:  # as in `edges_of`, no node has two self-loops
@@ -157,8 +158,8 @@ class Arguments:
 
 
 def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) -> Tensor:
-    """(2, E): some edges twice, some self-loops, isolated targets. No node has two self-loops, whose weights PyG's
-    `add_remaining_self_loops` leaves to chance."""
+    """(2, E): some edges twice, some self-loops, isolated targets. No node has two self-loops: which of their weights
+    PyG's `add_remaining_self_loops` takes is undefined."""
     edges, sources, targets = sizes["edges"], sizes["sources"], sizes["targets"]
     drawn = torch.stack([
         torch.randint(sources, (edges,), generator=generator), torch.randint(targets - 3, (edges,), generator=generator)
@@ -173,32 +174,28 @@ def edges_of(sizes: dict[str, int], square: bool, generator: torch.Generator) ->
 
 
 def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy, but for what `memo` holds; torch makes none of results that want a gradient, which some layers keep
-    when they were trained."""
+    """A deep copy, but for what is in `memo`. Tensors with a gradient history, which torch cannot copy and some layers
+    keep after training, are detached."""
     kept = [value for one in module.modules() for value in vars(one).values() if isinstance(value, Tensor)]
     memo = {id(value): value.detach().clone() for value in kept if not value.is_leaf} | (memo or {})
     # PyG 2.6 copies its linear layers by making new ones: without hooks, and with weights of their own
-    anew = [one for one in module.modules() if _is_pyg(getattr(type(one), "__deepcopy__", None))]
-    memo |= {id(one): object.__new__(type(one)) for one in anew}
+    copiers = {one: getattr(type(one), "__deepcopy__", None) for one in module.modules()}
+    linears = [one for one, copier in copiers.items() if getattr(copier, "__module__", "").startswith(PYG)]
+    memo |= {id(one): object.__new__(type(one)) for one in linears}
     with guarded_sequential():
-        for one in anew:
+        for one in linears:
             memo[id(one)].__dict__.update(copy.deepcopy(vars(one), memo))
         return copy.deepcopy(module, memo)
 
 
-def _is_pyg(function: Any) -> bool:
-    return getattr(function, "__module__", "").startswith("torch_geometric.")
+def difference(layer: nn.Module, own: Run, fast: Sequence[Run], arguments: Arguments) -> tuple[float, str]:
+    """The largest relative difference between `own` and each run in `fast`, called in turn on a copy of `layer`, and
+    what differs; infinite where one of them raises.
 
-
-def difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Arguments) -> tuple[float, str]:
-    """The largest relative difference between what `own` and each of `forms`, called in turn, make of a copy of
-    `layer`, and what differs; infinite where one of them raises.
-
-    It runs on a thread of its own, where nothing of the caller's is at work: no autocast, no hooks on saved tensors, no
-    inference mode, no modes of torch.
+    It runs on a thread of its own, without the caller's autocast, hooks on saved tensors, inference mode and modes.
     """
     if threading.current_thread().name == _THREAD:  # of a layer within a layer
-        return _difference(layer, own, forms, arguments)
+        return _difference(layer, own, fast, arguments)
     answer: list[tuple[float, str]] = []
     problems: list[BaseException] = []
     device = arguments.given["edge_index"].device
@@ -208,7 +205,7 @@ def difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Argu
     def run() -> None:
         try:
             with _ONE_AT_A_TIME, torch.random.fork_rng(devices=cuda), torch.cuda.stream(stream):
-                answer.append(_difference(layer, own, forms, arguments))
+                answer.append(_difference(layer, own, fast, arguments))
         except BaseException as problem:
             problems.append(problem)
 
@@ -221,45 +218,44 @@ def difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Argu
 
 
 _THREAD = "gnnswap-equivalence"
-_ONE_AT_A_TIME = threading.Lock()  # each seeds the generator of the process, and leaves it as it was
+_ONE_AT_A_TIME = threading.Lock()  # each seeds the generator of the process, and restores it
 
 
-def _difference(layer: nn.Module, own: Run, forms: Sequence[Run], arguments: Arguments) -> tuple[float, str]:
+def _difference(layer: nn.Module, own: Run, fast: Sequence[Run], arguments: Arguments) -> tuple[float, str]:
     try:
         other = copied(layer).double().requires_grad_(True)
     except Exception as error:  # modules may refuse in any way
         return math.inf, f"it cannot be copied: {one_line(error)}"
     worst = 0.0, ""
-    for run in RUNS:
+    for run in CASES:
         given = arguments.drawn(run, seed=1)
-        worst = max(worst, _one(other.train(run.training), own, forms, given, run.second))
+        worst = max(worst, _compare(other.train(run.training), own, fast, given, run.second))
         if worst[0] > ALLOWED:
             return worst[0], f"{worst[1]} in {'training' if run.training else 'eval'}"
     return worst
 
 
-def _one(layer: nn.Module, own: Run, forms: Sequence[Run], given: dict[str, Any], second: bool) -> tuple[float, str]:
+def _compare(layer: nn.Module, own: Run, fast: Sequence[Run], given: dict[str, Any], second: bool) -> tuple[float, str]:
     buffers = [(buffer, buffer.clone()) for buffer in layer.buffers()]
     try:
         expected = _values(layer, own, given, second)
     except Exception as error:  # of the layer's own code, on a graph that it was not made for
         return math.inf, f"the layer itself fails on a drawn graph: {one_line(error)}"
-    # a gradient that is zero but for rounding, as that of a bias before a softmax, is compared with the others
+    # a gradient that is zero but for rounding, such as that of a bias before a softmax, is compared at this scale
     floor = GRADIENT_FLOOR * largest([g for n, g in expected.items() if "gradient" in n])
     worst = Deviation(0.0)
-    for form in forms:
+    for run in fast:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
         try:
-            values = _values(layer, form, given, any("second" in name for name in expected))
+            values = _values(layer, run, given, any("second" in name for name in expected))
         except NotLinear as error:
             return math.inf, str(error)
-        except Exception as error:  # whatever the form or the layer's own code raises
+        except Exception as error:  # of the kernel or of the layer's own code
             return math.inf, str(error) if isinstance(error, SwapError) else f"it fails: {one_line(error)}"
         for name in sorted(expected.keys() | values.keys()):
-            here = _off(name, expected.get(name), values.get(name), floor)
-            worst = here if here > worst else worst
+            worst = max(worst, _deviation(name, expected.get(name), values.get(name), floor))
         if worst > ALLOWED:
             break
     return float(worst), f"{worst.of}: {worst.why}" if worst.why else f"{worst.of} differs by {worst:.1e}"
@@ -301,17 +297,16 @@ def _second(gradients: Sequence[Tensor | None], wanted: dict[str, Tensor]) -> di
     if not ends:
         return {}
     try:
-        found = torch.autograd.grad(
-            sum(g.square().sum() for g in ends), list(wanted.values()), retain_graph=True, allow_unused=True
-        )
+        squares = sum(g.square().sum() for g in ends)
+        second = torch.autograd.grad(squares, list(wanted.values()), retain_graph=True, allow_unused=True)
     except RuntimeError as error:
         if "not implemented" in str(error) or "not differentiable" in str(error):
             return {}
         raise
-    return {f"the second gradient of {n}": g for n, g in zip(wanted, found, strict=True) if g is not None}
+    return {f"the second gradient of {n}": g for n, g in zip(wanted, second, strict=True) if g is not None}
 
 
-def _off(name: str, expected: Tensor | None, value: Tensor | None, floor: float) -> Deviation:
+def _deviation(name: str, expected: Tensor | None, value: Tensor | None, floor: float) -> Deviation:
     if expected is None or value is None:  # no gradient, or one of zeros
         one = value if expected is None else expected
         return Deviation(math.inf, name, "it is missing") if one.any() else Deviation(0.0)

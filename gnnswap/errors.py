@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LONGEST = 80  # characters of a foreign value or message that go into an error
+LONGEST = 80  # characters of the user's value or message in an error
 
 
 class OneLineError(ValueError):
@@ -10,7 +10,7 @@ class OneLineError(ValueError):
 
 
 class SwapError(OneLineError):
-    """A model, an example or a graph is not what it has to be."""
+    """A model, an example or a graph is invalid."""
 
 
 def quoted(value: object) -> str:

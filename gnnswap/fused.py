@@ -1,6 +1,6 @@
-"""One pass over the edges of each node, for messages that no weight of an edge can express.
+"""Fused messages and sums: one pass over the edges of each node, for messages that are no weight times a row.
 
-By numba on a CPU, by Triton on a CUDA device (`triton_passes`), in functions of the same names and arguments.
+Passes are numba's on a CPU, Triton's on a CUDA device (`triton_passes`), with the same names and arguments.
 
     multi_aggregate(x, graph, ("sum",), edge, relu=True)   # [(N, F)]: sum over the edges (j -> i) of relu(x[j] + edge)
     softmax_aggregate(x, graph, t, edge, relu=True)         # (N, F): sum of softmax(t v) v, where v is that message
@@ -9,10 +9,9 @@ By numba on a CPU, by Triton on a CUDA device (`triton_passes`), in functions of
     edge_weighted_sum(x, edge, graph)                         # (N, F): sum of x[j] * edge, entry by entry
     edge_rows(source, target, graph, relu=True)        # (E, F): relu(source[j] + target[i])
 
-PyG writes and reads a row for each edge three to eight times. Here each row of x is read where it is added, on edges
-sorted by target, and so are rows of edges; gradients are read on edges sorted by source. One thread has a block of
-nodes with its share of edges, so all edges of one node are one thread's. Threads are those of torch. The `plain` form
-of each, which derivatives of derivatives go through, is what PyG computes.
+PyG writes and reads a row for each edge three to eight times. Here rows of x and of edges are read once, as they are
+added, on edges sorted by target; gradients on edges sorted by source. Each of torch's threads computes a block of
+nodes with all of their edges. `plain` of each function is PyG's computation, for derivatives of derivatives.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from gnnswap.passes import passes_of
 
 
 class Compiled:
-    """What compiling cost in this process: seconds, also of reading code from disk, and whether code is stored. Triton
-    stores what it compiles itself."""
+    """Seconds that compiling, or loading compiled code, took in this process; how many functions numba compiled, the
+    others were loaded; and can it store them on disk?"""
 
     seconds = triton_seconds = 0.0
-    fresh = 0  # compiled here
+    fresh = 0
     stored = True
 
 
 class Rows(NamedTuple):
-    """Edges by one of their ends, in the order of `graph.col`; `order` (E,): where the features of each stand, which is
-    as they were given where `as_given`, else sorted by target."""
+    """Edges grouped by one end, in the order of `graph.col`; `permutation` (E,): the position of the features of each,
+    which are in the order given where `as_given`, else sorted by target."""
 
     graph: Neighbours
-    order: Tensor
+    permutation: Tensor
     as_given: bool
 
 
@@ -56,20 +55,20 @@ def passes_for(x: Tensor) -> Any:
 
 
 def _by_target(graph: Neighbours, as_given: bool) -> Rows:
-    return Rows(graph, graph.order if as_given else graph.places, as_given)
+    return Rows(graph, graph.permutation if as_given else graph.positions, as_given)
 
 
 def _by_source(graph: Neighbours, as_given: bool) -> Rows:
     back = graph.transposed
-    return Rows(back, graph.cached(_given_by_source) if as_given else back.order, as_given)
+    return Rows(back, graph.cached(_given_by_source) if as_given else back.permutation, as_given)
 
 
 def _given_by_source(graph: Neighbours) -> Tensor:
-    return graph.order.index_select(0, graph.transposed.order)
+    return graph.permutation.index_select(0, graph.transposed.permutation)
 
 
 def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: Tensor | None = None) -> None:
-    """Compiled code looks at no bounds: `rows` (num_sources, F), `target` (N, F), `edge` (E, F), in one type.
+    """Check what compiled code does not: `rows` (num_sources, F), `target` (N, F), `edge` (E, F), of one type.
 
     Raises:
         SwapError: another shape, type or device than these and the graph's, or one that there is no kernel for.
@@ -80,13 +79,13 @@ def _check(graph: Neighbours, rows: Tensor, target: Tensor | None = None, edge: 
     width = rows.shape[1]
     graph.require("x", rows, (graph.num_sources, width))
     if target is not None:
-        graph.require("what targets add", target, (graph.num_nodes, width), rows.dtype)
+        graph.require("target", target, (graph.num_nodes, width), rows.dtype)
     if edge is not None:
         graph.require("edge features", edge, (graph.num_edges, width), rows.dtype)
 
 
 def _messages(y: Tensor, edge: Tensor | None, graph: Neighbours, relu: bool, as_given: bool) -> tuple[Tensor, Tensor]:
-    """(y[source] + edge, with `relu` its positive part, (E, F); the target of each, (E,)), by torch's own operators."""
+    """(y[source] + edge, with `relu` relu of it, (E, F); the target of each, (E,)), by torch's own operators."""
     source, target = _ends(graph, as_given)
     message = y.index_select(0, source)
     if edge is None:
@@ -118,20 +117,20 @@ def multi_aggregate(
     as_given: bool = False,
     shift: Tensor | None = None,
 ) -> list[Tensor]:
-    """Of the messages of each node, in the order of `wanted`: "sum", "squares" (their sum), "min", "max", each (N, F).
+    """Aggregations of the messages of each node, in the order of `wanted`: "sum", "squares" (their sum), "min", "max",
+    each (N, F), 0 without edges.
 
-    The message is y[j] + edge, with `relu` (where there is an `edge`) its positive part; `y` (num_sources, F), `edge`
-    (E, F) in the order of `graph.col`, or `as_given`, in that of the edges given. 0 for nodes without edges. Ties of
-    "min" and "max" share the gradient as in `scatter_reduce`: where the extreme is 0, torch counts the 0 that PyG lets
-    it start from as one more. `shift` (N, F): what the caller adds to each extreme, as targets add to their messages;
-    that sum is then what may be 0.
+    The message is y[j] + edge, with `relu` (and an `edge`) relu of it; `y` (num_sources, F), `edge` (E, F) in the order
+    of `graph.col`, or `as_given`. Ties of "min" and "max" share the gradient as in `scatter_reduce`: torch counts an
+    extreme of 0 once more, for the zeros that PyG starts from. `shift` (N, F): what the caller adds to each extreme,
+    so that their sum is what may be 0.
     """
     _check(graph, y, edge=edge)
     shift = None if shift is None else shift.detach()
-    return list(_Moments.run(y, edge, graph, tuple(wanted), relu, as_given, shift))
+    return list(_MultiAggregate.run(y, edge, graph, tuple(wanted), relu, as_given, shift))
 
 
-class _Moments(Kernel):
+class _MultiAggregate(Kernel):
     @staticmethod
     def plain(y, edge, graph, wanted, relu, as_given, shift):
         message, target = _messages(y, edge, graph, relu, as_given)
@@ -151,13 +150,13 @@ class _Moments(Kernel):
         ctx.save_for_backward(y, edge, out.get("min"), out.get("max"))
         ctx.settings = graph, wanted, relu, as_given, shift
         made = map(out.get, ("sum", "squares", "min", "max"))
-        passes_for(y).multi_aggregate(_by_target(graph, as_given), *_held_back(y, edge, relu), *made)
+        passes_for(y).multi_aggregate(_by_target(graph, as_given), *_loop_arguments(y, edge, relu), *made)
         return tuple(out.values())
 
     @staticmethod
     def back(ctx, *grads):
         (y, edge, least, largest), (graph, wanted, relu, as_given, shift) = ctx.saved_tensors, ctx.settings
-        messages = _held_back(y, edge, relu)
+        messages = _loop_arguments(y, edge, relu)
         grad = {name: one.contiguous() for name, one in zip(wanted, grads, strict=True)}
         for name, extreme in (("min", least), ("max", largest)):
             if extreme is not None:
@@ -166,21 +165,20 @@ class _Moments(Kernel):
                 grad[name] = grad[name] / count.add_((extreme if shift is None else extreme + shift) == 0)
         given = *messages, grad.get("sum"), grad.get("squares"), least, grad.get("min"), largest, grad.get("max")
         passes = "multi_aggregate_back", "multi_aggregate_back_to_edges"
-        return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), *[None] * 5
+        return *_back_to_sources(passes, given, ctx.needs_input_grad[1], graph, as_given), *[None] * 5
 
 
-def _held_back(y: Tensor, edge: Tensor | None, relu: bool) -> tuple[Tensor, Tensor | None, int | None]:
-    """(y, edge, whether messages are held back below 0) as the loops take them: they compile without what is None."""
+def _loop_arguments(y: Tensor, edge: Tensor | None, relu: bool) -> tuple[Tensor, Tensor | None, int | None]:
+    """(y, edge, 1 or None for `relu`) as the compiled loops take them, which leave out what is None."""
     return y.contiguous(), None if edge is None else edge.contiguous(), 1 if relu and edge is not None else None
 
 
-def _sent_back(
+def _back_to_sources(
     names: tuple[str, str], given: tuple, of_edges: bool, graph: Neighbours, as_given: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the sources, and of the edges where these want one; `given` begins with y and edge.
+    """The gradients of the sources and, with `of_edges`, of the edges; `given` begins with y and edge.
 
-    Where they do, those of sources are sums of them: a pass by source that also wrote to edges would write to rows far
-    apart.
+    With `of_edges` the sources' are sums of the edges': a pass by source would write the edges' to scattered rows.
     """
     y, edge, *_ = given
     to_sources, to_edges = (getattr(passes_for(y), name) for name in names)
@@ -194,9 +192,9 @@ def _sent_back(
 
 
 def _edges_by_source(graph: Neighbours, as_given: bool) -> Neighbours:
-    """The graph from the edges, where their features stand, to the source of each."""
-    back, order, _ = _by_source(graph, as_given)
-    return Neighbours(back.rowptr, order, order, graph.num_edges)
+    """The graph from the edges, in the order of their features, to the source of each."""
+    back, permutation, _ = _by_source(graph, as_given)
+    return Neighbours(back.rowptr, permutation, permutation, graph.num_edges)
 
 
 def softmax_aggregate(
@@ -209,12 +207,12 @@ def softmax_aggregate(
     as_given: bool = False,
 ) -> Tensor:
     """Sums of softmax(t v) v over the messages v of each node, (N, F), as `SoftmaxAggregation`; messages as in
-    `multi_aggregate`. `t` one number, which may want a gradient; `semi`: the weights let no gradient through."""
+    `multi_aggregate`. `t` one number, which may want a gradient; `semi`: the weights are detached."""
     _check(graph, y, edge=edge)
-    return _Softened.run(y, edge, t.detach() if semi else t, graph, relu, semi, as_given)
+    return _SoftmaxAggregate.run(y, edge, t.detach() if semi else t, graph, relu, semi, as_given)
 
 
-class _Softened(Kernel):
+class _SoftmaxAggregate(Kernel):
     @staticmethod
     def plain(y, edge, t, graph, relu, semi, as_given):
         message, target = _messages(y, edge, graph, relu, as_given)
@@ -230,7 +228,7 @@ class _Softened(Kernel):
         spread = torch.empty_like(out) if ctx.needs_input_grad[2] else None
         ctx.save_for_backward(y, edge, t, out, log_sum, spread)
         ctx.settings, ctx.number = (graph, relu, semi, as_given), t if backends.triton_for(y) else float(t)
-        messages, rows = _held_back(y, edge, relu), _by_target(graph, as_given)
+        messages, rows = _loop_arguments(y, edge, relu), _by_target(graph, as_given)
         passes_for(y).softmax_aggregate(rows, *messages, ctx.number, out, log_sum, spread)
         return out.to(y.dtype)
 
@@ -238,11 +236,11 @@ class _Softened(Kernel):
     def back(ctx, grad):
         (y, edge, t, out, log_sum, spread), (graph, relu, semi, as_given) = ctx.saved_tensors, ctx.settings
         grad, passes = grad.contiguous(), ("softmax_aggregate_back", "softmax_aggregate_back_to_edges")
-        given = *_held_back(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
+        given = *_loop_arguments(y, edge, relu), ctx.number, 0.0 if semi else ctx.number, out, log_sum, grad
         to_t = None
         if spread is not None:
             to_t = (grad * spread).masked_fill(graph.isolated, 0).sum().to(t.dtype).view_as(t)
-        return *_sent_back(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
+        return *_back_to_sources(passes, given, ctx.needs_input_grad[1], graph, as_given), to_t, *[None] * 4
 
 
 def gated_sum(
@@ -258,11 +256,11 @@ def gated_sum(
     `multi_aggregate`."""
     _check(graph, source, edge=edge)
     width = source.shape[1] // (1 if target.shape[1] == source.shape[1] else 2)
-    graph.require("what targets add", target, (graph.num_nodes, width), source.dtype)
-    return _Gated.run(source, target, edge, graph, softplus, as_given)
+    graph.require("target", target, (graph.num_nodes, width), source.dtype)
+    return _GatedSum.run(source, target, edge, graph, softplus, as_given)
 
 
-class _Gated(Kernel):
+class _GatedSum(Kernel):
     @staticmethod
     def plain(source, target, edge, graph, softplus, as_given):
         rows, index = _messages(source, edge, graph, False, as_given)
@@ -276,7 +274,7 @@ class _Gated(Kernel):
     @staticmethod
     def forward(ctx, source, target, edge, graph, softplus, as_given):
         out, slope = source.new_empty(graph.num_nodes, source.shape[1] // 2), None
-        if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2]:  # else the backward pass looks at each edge again
+        if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2]:  # else the backward pass visits each edge
             slope = target.new_empty(target.shape)
         ctx.save_for_backward(source, target, edge, slope)
         ctx.settings = graph, softplus, as_given
@@ -316,10 +314,10 @@ def film_sum(x: Tensor, target: Tensor, graph: Neighbours) -> Tensor:
     """Sums of relu(gamma[i] * x[j] + beta[i]), (N, F): `x` (num_sources, F), `target` (N, 2 F) beta and gamma."""
     _check(graph, x)
     graph.require("beta and gamma", target, (graph.num_nodes, 2 * x.shape[1]), x.dtype)
-    return _Modulated.run(x, target, graph)
+    return _FilmSum.run(x, target, graph)
 
 
-class _Modulated(Kernel):
+class _FilmSum(Kernel):
     @staticmethod
     def plain(x, target, graph):
         beta, gamma = target.index_select(0, graph.row).chunk(2, dim=1)
@@ -344,13 +342,13 @@ class _Modulated(Kernel):
 
 
 def edge_rows(source: Tensor, target: Tensor, graph: Neighbours, relu: bool = False, as_given: bool = False) -> Tensor:
-    """source[j] + target[i], with `relu` its positive part, of each edge in the order of `graph.col` or `as_given`,
-    (E, F): `source` (num_sources, F), `target` (N, F)."""
+    """source[j] + target[i], with `relu` relu of it, of each edge in the order of `graph.col` or `as_given`, (E, F):
+    `source` (num_sources, F), `target` (N, F)."""
     _check(graph, source, target)
-    return _Pairs.run(source, target, graph, relu, as_given)
+    return _EdgeRows.run(source, target, graph, relu, as_given)
 
 
-class _Pairs(Kernel):
+class _EdgeRows(Kernel):
     @staticmethod
     def plain(source, target, graph, relu, as_given):
         sources, targets = _ends(graph, as_given)
@@ -381,10 +379,10 @@ def edge_weighted_sum(x: Tensor, edge: Tensor, graph: Neighbours) -> Tensor:
     """Sums of x[j] * edge, entry by entry, (N, F): `x` (num_sources, F), `edge` (E, F) in the order of the edges
     given."""
     _check(graph, x, edge=edge)
-    return _Scaled.run(x, edge, graph)
+    return _EdgeWeightedSum.run(x, edge, graph)
 
 
-class _Scaled(Kernel):
+class _EdgeWeightedSum(Kernel):
     @staticmethod
     def plain(x, edge, graph):
         source, target = graph.edges

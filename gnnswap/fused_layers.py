@@ -1,9 +1,8 @@
-"""Direct forms of layers whose message no weight of an edge can express: one pass over the edges (`fused`).
+"""Kernels of layers whose message is no weight times a row: one fused pass over the edges (`fused`).
 
-GINE, GEN, ResGated, CG, FiLM, PNA and EdgeConv; and NNConv, whose matrix for each edge is a sum over a few channels, by
-the sums of attention. A linear layer at the start of a message, over (x_i, x_j, e), is two
-products on nodes and one on edges, added in the pass; where it is all there is, what it makes of x_i is added behind
-the aggregation.
+GINE, GEN, ResGated, CG, FiLM, PNA, EdgeConv and NNConv, whose matrix for each edge is a sum over a few channels. A
+linear layer at the start of a message, over (x_i, x_j, e), is two products on nodes and one on edges, added in the
+pass; where the message is nothing else, the part of x_i is added after the aggregation.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from gnnswap import fused
 from gnnswap.attention import head_sum
 from gnnswap.direct import (
     AGGREGATIONS,
-    FORMS,
+    KERNELS,
     LINEAR,
     Edges,
-    Form,
+    LayerKernel,
     Options,
     after_first,
     entered,
@@ -38,7 +37,7 @@ from gnnswap.direct import (
 from gnnswap.fused import Compiled
 from gnnswap.neighbours import Neighbours
 
-MOMENTS = {  # what an aggregation is made of
+PARTS = {  # of `fused.multi_aggregate`, from which an aggregation is computed
     "sum": ("sum",),
     "mean": ("sum",),
     "min": ("min",),
@@ -49,23 +48,19 @@ MOMENTS = {  # what an aggregation is made of
 
 
 def compilation() -> list[str]:
-    """What compiling the passes has cost this process, lines for a report; none where nothing was compiled."""
+    """What compiling the kernels cost this process, lines of a report; none where nothing was compiled."""
     lines = []
+    if Compiled.seconds:
+        lines.append(f"numba: {Compiled.seconds:.1f} s, {Compiled.fresh} functions compiled, others loaded from disk")
+        if not Compiled.stored:
+            lines.append("numba can write to no folder, so each process compiles: set NUMBA_CACHE_DIR to a folder")
     if Compiled.triton_seconds:
-        lines.append(
-            f"Triton kernels: {Compiled.triton_seconds:.1f} s compiling them, or reading them from its cache on disk"
-        )
-    if not Compiled.seconds:
-        return lines
-    if not Compiled.stored:
-        where = "again in each process: no folder can be written, NUMBA_CACHE_DIR names another"
-    else:
-        where = f"{Compiled.fresh} compiled here and stored for later processes" if Compiled.fresh else "read from disk"
-    return [*lines, f"compiled passes over edges: {Compiled.seconds:.1f} s, {where}"]
+        lines.append(f"Triton: {Compiled.triton_seconds:.1f} s to compile kernels or load them from disk")
+    return lines
 
 
 def _prepare(options: Options, graph: Neighbours, values: Tensor | None, dtype: torch.dtype) -> Edges:
-    if values is not None and values.requires_grad:  # made anew in each step, and read once
+    if values is not None and values.requires_grad:  # new in each step, and read once
         return Edges(graph, values, as_given=True)
     return Edges(graph, None if values is None else graph.sorted_weight(values))
 
@@ -95,12 +90,12 @@ def _aggregated(
     as_given: bool = False,
     shift: Tensor | None = None,
 ) -> list[Tensor]:
-    """What each of these aggregations makes of the messages y[j] + edge (`relu`: their positive part), each (N, F);
-    `shift` as in `fused.multi_aggregate`."""
-    wanted = dict.fromkeys(name for kind in kinds for name in MOMENTS[kind])
+    """Each of these aggregations of the messages y[j] + edge (`relu`: relu of that), each (N, F); `shift` as in
+    `fused.multi_aggregate`."""
+    wanted = dict.fromkeys(name for kind in kinds for name in PARTS[kind])
     made = dict(zip(wanted, fused.multi_aggregate(y, graph, wanted, edge, relu, as_given, shift), strict=True))
     if "mean" in kinds or "squares" in made:
-        count = graph.cached(_counts, y.dtype)
+        count = graph.cast("count", y.dtype).unsqueeze(1)
         made["mean"] = made["sum"] / count
     if "squares" in made:
         made["var"] = made["squares"] / count - made["mean"] * made["mean"]
@@ -109,16 +104,12 @@ def _aggregated(
     return [made[kind] for kind in kinds]
 
 
-def _counts(graph: Neighbours, dtype: torch.dtype) -> Tensor:
-    return graph.degree.clamp(min=1).to(dtype).unsqueeze(1)
-
-
 def _weights(linear: nn.Module | None) -> list[Tensor]:
     return [] if linear is None else [p for p in (linear.weight, linear.bias) if p is not None]
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    """The aggregations that one is made of."""
+    """The single aggregations in this one."""
     module = module.aggr if type(module) is aggr.DegreeScalerAggregation else module
     return list(module.aggrs) if type(module) is aggr.MultiAggregation else [module]
 
@@ -129,16 +120,15 @@ def _kinds(layer: nn.Module) -> tuple[str, ...]:
 
 
 def _aggregate_options(layer: nn.Module) -> Options:
-    """(aggregations, is the positive part taken of messages with features, do the weights of a softmax let no gradient
-    through)."""
+    """(aggregations, is relu taken of messages with features, are the weights of a softmax detached)."""
     module = layer.aggr_module
     half = type(module) is aggr.SoftmaxAggregation and module.semi_grad and not module.learn
     return _kinds(layer), not isinstance(layer, pyg.PNAConv), bool(half)
 
 
 def _aggregate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """Tensors: y (N, T, F); of PNA what targets add, (N, T, F); of a softmax its t (1,); of edges a weight (T F, D) and
-    a bias."""
+    """Tensors: y (N, T, F); for PNA the part of the targets, (N, T, F); for a softmax t (1,); a weight (T F, D) and a
+    bias for features of edges."""
     kinds, relu, half = options
     y, *of_edge = tensors
     shift = None if relu else of_edge.pop(0).flatten(1)
@@ -173,17 +163,17 @@ def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _temperature(softmax: aggr.SoftmaxAggregation, y: Tensor) -> Tensor:
-    """t of its softmax, (1,): a number, or a parameter."""
+    """t of its softmax, (1,)."""
     return softmax.t if isinstance(softmax.t, Tensor) else y.new_full((1,), softmax.t)
 
 
 def _gate_options(layer: nn.Module) -> Options:
-    """(is what the gate lets through a softplus?)"""
+    """(is the gated value a softplus?)"""
     return (isinstance(layer, pyg.CGConv),)
 
 
 def _gate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
-    """Tensors: of sources (N, 2, F); of targets (N, 2, F), or what goes to the gate, (N, 1, F); of edges a weight."""
+    """Tensors: of sources (N, 2, F); of targets (N, 2, F), or (N, 1, F) for the gate alone; a weight for edges."""
     source, target, *of_edge = (one.flatten(1) for one in tensors)
     (softplus,), rows = options, _rows_of(edges, of_edge)
     return fused.gated_sum(source, target, edges.graph, rows, softplus, edges.as_given).unsqueeze(1)
@@ -205,7 +195,7 @@ def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _kept(x: Tensor) -> Tensor:
-    """x, or a copy that is kept for gradients: PyG keeps rows of edges, so that a caller may write to x meanwhile."""
+    """x, or a copy to save for gradients: PyG saves rows of edges, so the caller may write to x before backward."""
     return x.clone() if torch.is_grad_enabled() else x
 
 
@@ -226,11 +216,11 @@ def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
 def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
     beta, gamma = layer.film_skip(x).split(layer.out_channels, dim=-1)
     own = (gamma * layer.lin_skip(x) + beta).relu()
-    out = given.attend(_modulate, (), [layer.lins[0](x).unsqueeze(1), layer.films[0](x)]).squeeze(1)
+    out = given.attend(_film_attend, (), [layer.lins[0](x).unsqueeze(1), layer.films[0](x)]).squeeze(1)
     return own + (out / _degree(given, x).clamp(min=1) if kind_of(layer) == "mean" else out)
 
 
-def _modulate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
+def _film_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
     return fused.film_sum(tensors[0].squeeze(1), tensors[1], edges.graph).unsqueeze(1)
 
 
@@ -252,7 +242,7 @@ def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
         of_edges.append((of_edge @ layer.edge_encoder.weight).flatten(0, 1))
         bias = bias + of_edge @ layer.edge_encoder.bias
     degree = _degree(given, x).unsqueeze(2)
-    target = (target + bias).masked_fill(degree == 0, 0.0)  # of what a target adds to all of its messages
+    target = (target + bias).masked_fill(degree == 0, 0.0)  # the part that all messages of a target share
     tensors = [source, target.detach(), *of_edges]
     options = kinds, *_ = _aggregate_options(layer)
     out = given.attend(_aggregate, options, tensors, len(kinds) * towers).view(x.shape[0], len(kinds), towers, width)
@@ -263,7 +253,7 @@ def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _post(network: nn.Sequential, x: Tensor, out: Tensor, scales: Tensor) -> Tensor:
-    """Its first layer is over x and `out` times each scale: the scales go behind the product, where rows are shorter.
+    """`network` of x and `out` times each scale. The scales follow the first product, where rows are shorter.
 
     x (N, F), out (N, K F), scales (N, S, 1).
     """
@@ -275,7 +265,7 @@ def _post(network: nn.Sequential, x: Tensor, out: Tensor, scales: Tensor) -> Ten
 
 
 def _scales(scaler: nn.Module, degree: Tensor) -> Tensor:
-    """What `DegreeScalerAggregation` multiplies by, (N, S, 1); degree (N, 1, 1)."""
+    """The factors of `DegreeScalerAggregation`, (N, S, 1); degree (N, 1, 1)."""
     some = degree.clamp(min=1)
     scale = {
         "identity": lambda: torch.ones_like(degree),
@@ -296,10 +286,8 @@ def _pna_opens(layer: pyg.PNAConv) -> list[nn.Module]:
 
 
 def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
-    """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges, which stand sorted by target.
-
-    Within a trace it is PyG's code: rows of edges have no operator.
-    """
+    """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges sorted by target. PyG's code within
+    a trace, where rows of edges have no operator."""
     x = _kept(x)
     if not isinstance(given, Edges):
         return pyg.EdgeConv.forward(layer, x, given.edge_index)
@@ -322,8 +310,8 @@ def _edge_conv_opens(layer: pyg.EdgeConv) -> list[nn.Module]:
 
 
 def _nn_conv(layer: pyg.NNConv, x: Tensor, given: Any) -> Tensor:
-    """The last layer of `nn` makes a matrix W[e] = sum of h[e, k] W[k] for each edge: of x[j] W[e] the sums over edges
-    are those of h[e, k] x[j], times W[k]. Its bias is one more W[k], of an h that is 1."""
+    """The last layer of `nn` makes a matrix W[e] = sum_k h[e, k] W[k] for each edge, so the sum of x[j] W[e] over edges
+    is sum_k (sum of h[e, k] x[j]) W[k]. Its bias is one more W[k], with h = 1."""
     *others, last = _modules_of(layer.nn)
     channels, weight = given.features, last.weight
     for module in others:
@@ -354,7 +342,7 @@ def _sum_by_channel(options: Options, tensors: Sequence[Tensor], edges: Edges) -
 
 def _single(layer: nn.Module, *more: str) -> str:
     several = isinstance(layer.aggr_module, aggr.MultiAggregation)
-    return "several aggregations" if several else needs(*MOMENTS, *more)(layer)
+    return "several aggregations" if several else needs(*PARTS, *more)(layer)
 
 
 def _gen_why_not(layer: pyg.GENConv) -> str:
@@ -376,8 +364,8 @@ def _pna_why_not(layer: pyg.PNAConv) -> str:
     if any(type(first_of(one)) not in LINEAR for one in (*layer.pre_nns, *layer.post_nns)):
         return "a network that begins with no linear layer"
     if any(getattr(one, "semi_grad", False) for module in _parts(inner) for one in module.modules()):
-        return "half a gradient"
-    return "" if all(kind in MOMENTS for kind in _kinds(layer)) else f"aggr={layer.aggr!r}"
+        return "semi_grad"
+    return "" if all(kind in PARTS for kind in _kinds(layer)) else f"aggr={layer.aggr!r}"
 
 
 def _edge_conv_why_not(layer: pyg.EdgeConv) -> str:
@@ -402,21 +390,23 @@ def _film_why_not(layer: pyg.FiLMConv) -> str:
     return needs("sum", "mean")(layer)
 
 
-def _form(
+def _kernel(
     kind: type[nn.Module], run: Callable, options: Callable, opened: Callable, why: Callable, attend: Any
-) -> Form:
-    return Form(kind, run, _prepare, options, opened, "edge_attr", why, attend)
+) -> LayerKernel:
+    return LayerKernel(kind, run, _prepare, options, opened, "edge_attr", why, attend)
 
 
 _GATED = opens("lin_key", "lin_query", "lin_value", "act")
-_FORMS = (
-    _form(pyg.GINEConv, _gine, _aggregate_options, opens("lin"), _single, _aggregate),
-    _form(pyg.GENConv, _gen, _aggregate_options, opens("lin_edge"), _gen_why_not, _aggregate),
-    _form(pyg.PNAConv, _pna, _aggregate_options, _pna_opens, _pna_why_not, _aggregate),
-    _form(pyg.ResGatedGraphConv, _res_gated, _gate_options, _GATED, _res_gated_why_not, _gate),
-    _form(pyg.CGConv, _cg, _gate_options, opens("lin_f", "lin_s"), needs("sum"), _gate),
-    Form(pyg.EdgeConv, _edge_conv, _prepare, no_options, _edge_conv_opens, "", _edge_conv_why_not),
-    Form(pyg.NNConv, _nn_conv, _as_given, no_options, _nn_conv_opens, "edge_attr", _nn_conv_why_not, _sum_by_channel),
-    Form(pyg.FiLMConv, _film, _prepare, no_options, opens("act"), "", _film_why_not, _modulate),
+_LAYERS = (
+    _kernel(pyg.GINEConv, _gine, _aggregate_options, opens("lin"), _single, _aggregate),
+    _kernel(pyg.GENConv, _gen, _aggregate_options, opens("lin_edge"), _gen_why_not, _aggregate),
+    _kernel(pyg.PNAConv, _pna, _aggregate_options, _pna_opens, _pna_why_not, _aggregate),
+    _kernel(pyg.ResGatedGraphConv, _res_gated, _gate_options, _GATED, _res_gated_why_not, _gate),
+    _kernel(pyg.CGConv, _cg, _gate_options, opens("lin_f", "lin_s"), needs("sum"), _gate),
+    LayerKernel(pyg.EdgeConv, _edge_conv, _prepare, no_options, _edge_conv_opens, "", _edge_conv_why_not),
+    LayerKernel(
+        pyg.NNConv, _nn_conv, _as_given, no_options, _nn_conv_opens, "edge_attr", _nn_conv_why_not, _sum_by_channel
+    ),
+    LayerKernel(pyg.FiLMConv, _film, _prepare, no_options, opens("act"), "", _film_why_not, _film_attend),
 )
-FORMS.update({form.kind: form for form in _FORMS})
+KERNELS.update({kernel.kind: kernel for kernel in _LAYERS})

@@ -1,4 +1,4 @@
-"""The loops of `fused`, compiled by numba: forward and backward passes over the edges of each node.
+"""The passes of `fused` on a CPU: loops compiled by numba, forward and backward, over the edges of each node.
 
 Compiled code is stored on disk (`NUMBA_CACHE_DIR`, by default beside this file, else the user's cache folder).
 Without the flags "nnan" and "ninf" NaN and infinities come out as PyG gives them.
@@ -275,7 +275,7 @@ def _add_extreme(here, row, edge, relu, best, part):
 
 
 @_inner
-def _add_moments(here, row, edge, relu, i, g_total, g_squares, least, g_least, largest, g_largest):
+def _add_gradients(here, row, edge, relu, i, g_total, g_squares, least, g_least, largest, g_largest):
     """Add to `here` what flows back through the message of an edge to node i."""
     width = row.shape[0]
     if g_total is not None:
@@ -303,7 +303,7 @@ def multi_aggregate_back(
         row, here = y[j], into[j]
         for k in range(ptr[j], ptr[j + 1]):
             edge = _edge(e, ids[k])
-            _add_moments(here, row, edge, relu, col[k], g_total, g_squares, least, g_least, largest, g_largest)
+            _add_gradients(here, row, edge, relu, col[k], g_total, g_squares, least, g_least, largest, g_largest)
 
 
 @_Kernel
@@ -316,7 +316,7 @@ def multi_aggregate_back_to_edges(
         here, source, edge = into[k], y[col[k]], e[k]
         for f in range(y.shape[1]):
             here[f] = zero
-        _add_moments(here, source, edge, relu, row[k], g_total, g_squares, least, g_least, largest, g_largest)
+        _add_gradients(here, source, edge, relu, row[k], g_total, g_squares, least, g_least, largest, g_largest)
 
 
 @_Kernel
@@ -354,7 +354,7 @@ def softmax_aggregate(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block,
 
 
 @_inner
-def _softened_part(row, edge, relu, t, whole, mean, scale, sent, f):
+def _softmax_part(row, edge, relu, t, whole, mean, scale, sent, f):
     v, one = _message(row, edge, relu, f), row.dtype.type(1)
     part = sent[f] * _exp(t * v - scale[f]) * (one + whole * (v - mean[f]))
     return _rectified(part, row, edge, relu, f)
@@ -370,7 +370,7 @@ def softmax_aggregate_back(y, e, relu, t, whole, out, log_sum, g, into, ptr, col
             i, edge = col[k], _edge(e, ids[k])
             mean, scale, sent = out[i], log_sum[i], g[i]
             for f in range(y.shape[1]):
-                here[f] += _softened_part(row, edge, relu, t, whole, mean, scale, sent, f)
+                here[f] += _softmax_part(row, edge, relu, t, whole, mean, scale, sent, f)
 
 
 @_Kernel
@@ -381,7 +381,7 @@ def softmax_aggregate_back_to_edges(y, e, relu, t, whole, out, log_sum, g, into,
         here, source, edge, i = into[k], y[col[k]], e[k], row[k]
         mean, scale, sent = out[i], log_sum[i], g[i]
         for f in range(y.shape[1]):
-            here[f] = _softened_part(source, edge, relu, t, whole, mean, scale, sent, f)
+            here[f] = _softmax_part(source, edge, relu, t, whole, mean, scale, sent, f)
 
 
 @_inner

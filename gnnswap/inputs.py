@@ -1,4 +1,4 @@
-"""What a model is called with: PyG's `Data` by the names of forward's arguments, tuples, mappings, single tensors."""
+"""A model's inputs: PyG's `Data` by the names of forward's arguments, tuples, mappings, single tensors."""
 
 from __future__ import annotations
 
@@ -51,32 +51,34 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def bind(model: nn.Module, data: Any, spec: str) -> Any:
-    """What to pass to `model.forward`: a mapping of its arguments to the fields of `data` that have their names.
+    """The inputs of `model.forward`: a mapping of its arguments to the fields of `data` with the same names.
 
-    Of a `HeteroData`, x and x_dict are what each kind of node has by that name. What is no graph is passed as it is. A
-    forward takes the whole graph where the only argument that it needs is named data or graph (or batch, if it has
-    no other), or where no argument is named like a field. Arguments with a default are left out where the graph has
-    no such field; `batch` of a single graph is all zeros.
+    Of a `HeteroData`, x and x_dict are the x of each type of node. What is no graph is returned unchanged. So is a
+    graph whose forward needs one argument named data or graph (or batch, if it has no other), or none named like a
+    field. Arguments with a default are left out if the graph has no such field; `batch` of a single graph is zeros.
+
+    Raises:
+        SwapError: the graph lacks a required argument; it names `spec`, the model.
     """
     parameters = parameters_of(model.forward)
     named = [p for p in parameters or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not is_graph(data) or parameters is None or (parameters and not named):  # it takes whatever comes
         return data
     required = [p for p in named if p.default is p.empty]
-    held = {p.name: value for p in named if (value := _field(data, p.name)) is not None}
+    fields = {p.name: value for p in named if (value := _field(data, p.name)) is not None}
     if len(named) == 1 and named[0].name in WHOLE_GRAPH:
         return data
-    if len(required) == 1 and (required[0].name in ("data", "graph") or not held):
+    if len(required) == 1 and (required[0].name in ("data", "graph") or not fields):
         return data
-    missing = [p.name for p in required if p.name not in held]
+    missing = [p.name for p in required if p.name not in fields]
     if missing:
-        fields = ", ".join(sorted(set(data.keys()) - {"name"}))
-        raise SwapError(f"{spec}: forward wants {', '.join(missing)}, which the graph lacks; it has {fields}")
-    return held
+        known = ", ".join(sorted(set(data.keys()) - {"name"}))
+        raise SwapError(f"{spec}: forward wants {', '.join(missing)}, which the graph lacks; it has {known}")
+    return fields
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Its parameters; None where it has no signature, as some builtins."""
+    """Its parameters; None if it has no signature, as some builtins."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -94,36 +96,35 @@ def _field(data: Any, name: str) -> Any:
 
 
 def cloned(inputs: Any) -> Any:
-    """The same inputs with tensors of their own, leaves that want gradients where they did."""
-
-    def one(value: Any) -> Any:
-        if is_graph(value):
-            return copy.copy(value).apply(one)
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
-
-    return pytree.tree_map(one, inputs)
+    """The same inputs with copies of their tensors, leaves that want gradients where the originals do."""
+    return _of_tensors(inputs, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
 
 def in_float64(inputs: Any) -> Any:
-    """The same inputs with every floating tensor in float64, leaves that want gradients where they were some."""
+    """The same inputs with every floating tensor in float64, leaves that want gradients where the originals do."""
     return of_floats(inputs, torch.Tensor.double)
 
 
 def of_floats(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same inputs with `change(tensor)` for every floating tensor, leaves as in `in_float64`."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        return change(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+
+    return _of_tensors(inputs, one)
+
+
+def _of_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     def one(value: Any) -> Any:
         if is_graph(value):
             return copy.copy(value).apply(one)
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        return change(value.detach()).requires_grad_(value.requires_grad)
+        return change(value) if isinstance(value, torch.Tensor) else value
 
     return pytree.tree_map(one, inputs)
 
 
 def is_graph(value: Any) -> bool:
-    """Is it a graph of PyG? PyG takes seconds to load; whoever has a graph has loaded it."""
+    """Is it a graph of PyG? Does not import PyG, which takes seconds and is imported with any graph."""
     loaded = sys.modules.get("torch_geometric.data.data")
     return loaded is not None and isinstance(value, loaded.BaseData)
 
@@ -133,10 +134,10 @@ _SEQUENTIAL = "torch_geometric.nn.sequential_"
 
 @contextmanager
 def guarded_sequential() -> Iterator[None]:
-    """After it, PyG's Sequential is as it was, and knows no model that was made within.
+    """Restores PyG's Sequential at its end, without the models that were made within.
 
-    It names the module of a model's forward by `random`, so that two models drawn with one seed would share the first
-    one's; and it writes that forward into its class, where other models find it.
+    PyG names the module of a model's forward by `random`, so two models drawn with one seed would share the first
+    one's; and it writes that forward into the class, where other models find it.
     """
     from torch_geometric.nn import Sequential  # loading PyG takes seconds
 

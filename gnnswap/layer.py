@@ -1,12 +1,11 @@
-"""A layer of PyG, or of anybody's own, that takes a faster form where the form is equal and its conditions hold.
+"""A layer of PyG, or the user's own, that runs a faster kernel where the two are equal and its conditions hold.
 
     make_fast(layer, caches)       # this one instance; its class, other instances and PyG stay as they are
 
-The instance gets a class of its own, made from its class. `forward` takes the form written for a layer of PyG
-(`direct`), `propagate` the one sum (`generic`). At the first call of each the form is compared with the layer's own
-code (`equivalence`). In every call the `guards` ask whether what it was compared under still holds; where it does not,
-and for every call that a form was not made for, the layer's own code runs. What changed is compared again, up to
-`RETRIALS` times.
+The instance gets a subclass of its class: `forward` runs the kernel written for a layer of PyG (`direct`), `propagate`
+a sparse sum (`generic`). The first call of each compares it with the layer's code (`equivalence`). Every call checks
+that the conditions of this comparison still hold (`guards`); elsewhere, and for calls that no kernel serves, the
+layer's code runs. A layer that changed is compared again, up to `MAX_RETESTS` times.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing, SimpleConv
 
 from gnnswap import backends, compile_ops, direct, equivalence, generic, guards
-from gnnswap import fused_layers as _forms  # noqa: F401  more of `direct.FORMS`
-from gnnswap.cache import TensorCache, cuda_tensors, held_bytes
+from gnnswap import fused_layers as _more_kernels  # noqa: F401  adds to `direct.KERNELS`
+from gnnswap.cache import TensorCache, cuda_tensors, nbytes_of
 from gnnswap.errors import SwapError
 from gnnswap.neighbours import GraphCache
 from gnnswap.probe import NotLinear
@@ -34,7 +33,7 @@ from gnnswap.sums import NeighbourSum
 
 DIRECT, SUM, LINEAR, TILES = "own kernel", "sparse sum", "linear layer on nodes", "attention in tiles"
 NONE = "as PyG computes it"
-RETRIALS = 3  # of a form whose layer keeps changing
+MAX_RETESTS = 3  # of a kernel whose layer keeps changing
 
 
 class Caches:
@@ -49,66 +48,68 @@ class Caches:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that are kept."""
-        return held_bytes((self.graphs, self.inputs, self.results, self.prepared))
+        return nbytes_of((self.graphs, self.inputs, self.results, self.prepared))
 
     def forget(self) -> None:
         """Drop all of them."""
         for one in (self.graphs, self.inputs, self.results, self.prepared):
             one.forget()
 
-    def hold(self) -> None:
-        """Keep all that is there as long as the model: a CUDA graph that is being captured will read some of it."""
+    def keep_for_capture(self) -> None:
+        """Keep all of it as long as the model: a CUDA graph that is being captured will read some of it."""
         self.captured += cuda_tensors((self.graphs, self.inputs, self.results, self.prepared))
 
 
 class State:
     """What a fast layer knows beside its parameters.
 
-    `direct`: is its form equal, by the kind of call (`_kind`); None where an option of the layer rules it out.
-    `sums`: by type of device and kernel, over which argument of `propagate` one sum is equal, or ON_NODES where a
-    linear layer on nodes is; "" where nothing is. What was compared on a CPU says nothing of a GPU: there the layer is
-    compared again. `kernel`: what computes sums with fixed weights (`NeighbourSum.kernel`), and `by_kernel`: are there
-    any? `last_device`: where a form was last asked for. `nonlinear`: modes, training or not, in which the message did
-    what no sum can. `why`: what the comparisons found wrong. `record`: what the form was compared under.
+    direct: is its kernel equal, by the kind of call (`_kind`); None where an option of the layer rules the kernel out.
+    sums: by device type and sum kernel, the argument of `propagate` over which a sparse sum is equal; ON_NODES where a
+        linear layer on nodes is; "" where nothing is. A comparison on a CPU does not hold on a GPU.
+    sum_kernel: what computes sums with fixed weights (`NeighbourSum.kernel`); by_kernel: does the layer have one?
+    last_device: the type of device of the last call.
+    nonlinear: by mode (training or not), why the message is not linear.
+    why: by mechanism, how the comparison failed.
+    record: the conditions of the comparison; refused: those of a layer that cannot be recorded.
     """
 
     def __init__(self, layer: MessagePassing, caches: Caches) -> None:
-        self.caches, self.trials = caches, 0
+        self.caches, self.retests = caches, 0
         self.why: dict[str, str] = {}
         self.sums: dict[tuple[str, str], str] = {}
-        self.kernel, self.by_kernel, self.last_device = "", False, "cpu"
+        self.sum_kernel, self.by_kernel, self.last_device = "", False, "cpu"
         self.nonlinear: dict[bool, str] = {}
         self.direct: dict[tuple, bool] | None = None
         self.record: guards.Record | None = None
-        self.refused: guards.Record | None = None  # what the layer looks like where no form can be recorded
-        self.waits = any(map(is_lazy, layer.parameters()))  # for the first call, which gives its weights their shape
-        self.look(layer)
+        self.refused: guards.Record | None = None
+        self.is_lazy = any(map(is_lazy, layer.parameters()))  # for the first call, which gives its weights their shape
+        self.choose(layer)
 
-    def look(self, layer: MessagePassing) -> None:
-        """Can the layer have a form written for it? Its form has to be compared again."""
+    def choose(self, layer: MessagePassing) -> None:
+        """Choose the kernel written for the layer, if there is one. It has to be compared again."""
         kind = original_class(layer)
         self.direct, self.record = None, None
-        form = direct.form_of(kind)
-        if form is None:
+        kernel = direct.kernel_of(kind)
+        if kernel is None:
             return
         reason = direct.why_not(layer)
-        if not reason and not guards.is_stock(kind, form.kind):
+        if not reason and not guards.is_stock(kind, kernel.kind):
             reason = "a subclass with code of its own"
         if not reason:
-            record = guards.Record(layer, form.opened(layer), form.kind, kind)
+            record = guards.Record(layer, kernel.opened(layer), kernel.kind, kind)
             reason = record.reason
         self.why[DIRECT] = reason
         if not reason:
             self.direct, self.record = {}, record
 
-    def holds(self, layer: MessagePassing, form: direct.Form, x: Tensor) -> bool:
-        """Is the layer as it was when its form was compared, and does it compute where x is? Where it changed, the form
-        is looked at again."""
+    def holds(self, layer: MessagePassing, kernel: direct.LayerKernel, x: Tensor) -> bool:
+        """Do the conditions of the comparison hold, for parameters of the type and device of x? Where the layer changed
+        they are recorded again."""
         dtype, device = x.dtype, x.device
         if self.direct is None:
             return False
         if self.record is None:  # it was unpickled
-            self.look(layer)
+            self.choose(layer)
             return self.record is not None and self.record.holds(dtype, device)
         if self.record.layer is layer and self.record.holds(dtype, device):
             return True
@@ -116,20 +117,20 @@ class State:
             return False
         if self.refused is not None and self.refused.layer is layer and self.refused.holds(dtype, device):
             return False
-        now = self.record.of_copy(layer).again(form.opened(layer))
+        now = self.record.of_copy(layer).again(kernel.opened(layer))
         if now.reason:
             self.refused = now
             return False
         if not self.record.same_facts(now):
-            self.trials += 1
+            self.retests += 1
             self.direct = {}
         self.record = now
-        if self.trials > RETRIALS:
+        if self.retests > MAX_RETESTS:
             self.direct, self.why[DIRECT] = None, "the layer keeps changing"
         return self.direct is not None and now.holds(dtype, device)
 
-    def take(self, layer: MessagePassing, other: State) -> None:
-        """What was found out of a copy of this layer."""
+    def adopt(self, layer: MessagePassing, other: State) -> None:
+        """Take over the results of the comparison of a copy of this layer."""
         own = self.record
         self.__dict__.update({**copy.deepcopy(other).__dict__, "caches": self.caches, "refused": None})
         if own is not None and self.record is not None and own.same_facts(self.record.of_copy(layer)):
@@ -137,7 +138,7 @@ class State:
 
     def mechanism(self, device: str) -> str | None:
         """One of DIRECT, SUM, LINEAR, NONE on devices of this type; None before the first call there."""
-        where = device, self.kernel
+        where = device, self.sum_kernel
         if any(equal for (_, *key), equal in (self.direct or {}).items() if tuple(key) == where):
             return DIRECT
         argument = self.sums.get(where)
@@ -146,7 +147,7 @@ class State:
         return None if argument is None else SUM if argument else NONE
 
     def __deepcopy__(self, memo: dict) -> State:
-        """Of a copied layer: what was compared holds for it, too, as soon as it is found to look the same."""
+        """Of a copied layer: the comparison holds for it, too, once its record is the same."""
         made = object.__new__(State)
         made.__dict__.update(self.__dict__)
         made.why, made.nonlinear, made.sums = dict(self.why), dict(self.nonlinear), dict(self.sums)
@@ -202,8 +203,8 @@ def fast_class(kind: type[MessagePassing]) -> type[MessagePassing]:
             "__prepare_scriptable__": as_it_was,  # torch.jit.script asks for it
             "__reduce_ex__": lambda self, _: (_blank, (kind,), vars(self)),
         }
-        names |= {name: _remembering(kind, name) for name in generic.remembering_names(kind)}
-        if generic.is_pyg_code(kind.forward) and direct.form_of(kind) is not None:
+        names |= {name: _memoized(kind, name) for name in generic.memoized_names(kind)}
+        if generic.is_pyg_code(kind.forward) and direct.kernel_of(kind) is not None:
             names["forward"] = _forward(kind)
         if (
             generic.is_pyg_code(getattr(kind, "edge_update", None))
@@ -238,31 +239,31 @@ def _blank(kind: type[MessagePassing]) -> MessagePassing:
     return made.__new__(made)
 
 
-# ---- a form written for the layer -----------------------------------------------------------------------------------
+# ---- the kernel written for the layer -------------------------------------------------------------------------------
 
 
 def _forward(kind: type[MessagePassing]) -> Callable:
-    form = direct.form_of(kind)
+    kernel = direct.kernel_of(kind)
     names = list(inspect.signature(kind.forward).parameters)[3:]  # behind self, x, edge_index
-    own = _remembering(kind, "forward")
+    own = _memoized(kind, "forward")
 
     @functools.wraps(kind.forward)
     def forward(self, x, edge_index, *more, **named):
         state, values = self._fast, None
         if more or named:
             given = {n: v for n, v in (*zip(names, more, strict=False), *named.items()) if v is not None}
-            values = given.pop(form.values, None)
+            values = given.pop(kernel.values, None)
             if given:
                 return own(self, x, edge_index, *more, **named)
         if torch.compiler.is_compiling():
-            out = None if torch.compiler.is_exporting() else _traced(self, form, x, edge_index, values)
+            out = None if torch.compiler.is_exporting() else _traced(self, kernel, x, edge_index, values)
             return kind.forward(self, x, edge_index, *more, **named) if out is None else out
         prepared = None
         usual = _usual(x, edge_index, values) and guards.plain_call() and getattr(type(self), "_original", None) is kind
         usual = usual and not self.__dict__["_explain"]
-        if usual and state.holds(self, form, x):
-            prepared = _prepared(self, state, form, x, edge_index, values)
-        return own(self, x, edge_index, *more, **named) if prepared is None else form.run(self, x, prepared)
+        if usual and state.holds(self, kernel, x):
+            prepared = _prepared(self, kernel, x, edge_index, values)
+        return own(self, x, edge_index, *more, **named) if prepared is None else kernel.run(self, x, prepared)
 
     return forward
 
@@ -276,48 +277,49 @@ def _usual(x: Any, edge_index: Any, values: Any) -> bool:
     return edge_index.shape[1] > 0 and x.shape[0] > 0 and (values is None or type(values) in guards.PLAIN)
 
 
-def _kind(x: Tensor, values: Tensor | None, kernel: str) -> tuple[int | None, str, str]:
-    """Of a call: a form takes only those that it was compared with."""
-    return None if values is None else values.dim(), backends.device_type(x), kernel
+def _kind(x: Tensor, values: Tensor | None, sum_kernel: str) -> tuple[int | None, str, str]:
+    """The kind of a call: a kernel serves only those that it was compared in."""
+    return None if values is None else values.dim(), backends.device_type(x), sum_kernel
 
 
 def _prepared(
-    layer: MessagePassing, state: State, form: direct.Form, x: Tensor, edge_index: Tensor, values: Tensor | None
+    layer: MessagePassing, kernel: direct.LayerKernel, x: Tensor, edge_index: Tensor, values: Tensor | None
 ) -> Any:
-    """What the form takes for the graph of this call; None where it does not cover the call."""
-    if values is not None and not form.takes(values, x, edge_index):
+    """What the kernel takes for the graph of this call; None where it does not serve the call."""
+    state = layer._fast
+    if values is not None and not kernel.takes(values, x, edge_index):
         return None
-    kind, options = _kind(x, values, state.kernel), form.options(layer)
+    kind, options = _kind(x, values, state.sum_kernel), kernel.options(layer)
     state.last_device = kind[1]
 
     def prepare() -> Any:
         graph = state.caches.graphs.get(edge_index, x.shape[0])
-        return form.prepared(options, graph, values, x.dtype, state.kernel)
+        return kernel.prepared(options, graph, values, x.dtype, state.sum_kernel)
 
     try:
         if kind not in state.direct:
             if backends.cannot_compare(x):
                 return None
-            state.caches.graphs.get(edge_index, x.shape[0])  # raises where nothing can be compared
-            state.direct[kind] = _compare_direct(layer, form, x, edge_index, values)
+            state.caches.graphs.get(edge_index, x.shape[0])  # raises for edges that name no node
+            state.direct[kind] = _compare_direct(layer, kernel, x, edge_index, values)
         if not state.direct[kind]:
             return None
         if values is not None and values.requires_grad:
             prepared = prepare()
         else:
             tensors = (edge_index,) if values is None else (edge_index, values)
-            key = form.kind, options, x.shape[0], x.dtype, state.kernel
+            key = kernel.kind, options, x.shape[0], x.dtype, state.sum_kernel
             prepared = state.caches.prepared.get(tensors, key, prepare)
         state.by_kernel = type(prepared) is NeighbourSum
         if x.is_cuda and backends.capturing():
-            state.caches.hold()
+            state.caches.keep_for_capture()
         return prepared
-    except SwapError:  # an edge names a node that there is not: PyG says so in its way
+    except SwapError:  # an edge names a node that does not exist: PyG raises its own error
         return None
 
 
-def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, values: Any) -> Tensor | None:
-    """The form within torch.compile; None where it does not cover the call. Nothing is drawn at random there."""
+def _traced(layer: MessagePassing, kernel: direct.LayerKernel, x: Any, edge_index: Any, values: Any) -> Tensor | None:
+    """What the kernel gives within torch.compile; None where it does not serve the call, such as one with dropout."""
     if not (isinstance(x, Tensor) and isinstance(edge_index, Tensor)) or edge_index.layout is not torch.strided:
         return None
     if x.dim() != 2 or not backends.computes(x) or (layer.training and getattr(layer, "dropout", 0)):
@@ -325,22 +327,22 @@ def _traced(layer: MessagePassing, form: direct.Form, x: Any, edge_index: Any, v
     if torch.is_autocast_enabled(x.device.type) or x.device != edge_index.device:
         return None
     state = layer._fast
-    if values is not None and (values.requires_grad or not form.takes(values, x, edge_index)):
+    if values is not None and (values.requires_grad or not kernel.takes(values, x, edge_index)):
         return None
-    if not (state.direct or {}).get(_kind(x, values, state.kernel)) or not state.record.holds_in_trace(layer):
+    if not (state.direct or {}).get(_kind(x, values, state.sum_kernel)) or not state.record.holds_in_trace(layer):
         return None
-    return form.run(layer, x, compile_ops.Traced(form, form.options(layer), edge_index, values, state.kernel))
+    return kernel.run(layer, x, compile_ops.Traced(kernel, kernel.options(layer), edge_index, values, state.sum_kernel))
 
 
 def _compare_direct(
-    layer: MessagePassing, form: direct.Form, x: Tensor, edge_index: Tensor, values: Tensor | None
+    layer: MessagePassing, kernel: direct.LayerKernel, x: Tensor, edge_index: Tensor, values: Tensor | None
 ) -> bool:
-    given = {"x": x, "edge_index": edge_index} | ({} if values is None else {form.values: values})
+    given = {"x": x, "edge_index": edge_index} | ({} if values is None else {kernel.values: values})
     arguments = equivalence.Arguments(given, x.shape[0], x.shape[0], edge_index.shape[1], nodes_first=("x",))
 
     def allowed(copied: MessagePassing, given: dict[str, Any]) -> None:
         state = _for_comparison(copied)
-        state.direct = {_kind(given["x"], given.get(form.values), state.kernel): True}
+        state.direct = {_kind(given["x"], given.get(kernel.values), state.sum_kernel): True}
 
     def fast(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
         allowed(copied, given)
@@ -348,7 +350,7 @@ def _compare_direct(
 
     def traced(copied: MessagePassing, given: dict[str, Any]) -> Tensor:
         allowed(copied, given)
-        out = _traced(copied, form, given["x"], given["edge_index"], given.get(form.values))
+        out = _traced(copied, kernel, given["x"], given["edge_index"], given.get(kernel.values))
         return copied(**given) if out is None else out
 
     own = _as_original(lambda one, given: one(**given))
@@ -356,14 +358,14 @@ def _compare_direct(
 
 
 def _for_comparison(copied: MessagePassing) -> State:
-    """The state of a copy that is compared: it looks for zeros in inputs of any size."""
+    """The state of a copy that is compared; inputs of any size may be sparse there."""
     state = copied._fast
     if not getattr(state, "compared", False):
         state.caches, state.compared = Caches(ANY_SIZE), True
-        state.sums = {(device, state.kernel): "" for device in ("cpu", "cuda")}
-        form = direct.form_of(original_class(copied))
-        if form is not None and state.record is not None:
-            state.record = state.record.of_copy(copied).again(form.opened(copied))
+        state.sums = {(device, state.sum_kernel): "" for device in ("cpu", "cuda")}
+        kernel = direct.kernel_of(original_class(copied))
+        if kernel is not None and state.record is not None:
+            state.record = state.record.of_copy(copied).again(kernel.opened(copied))
     return state
 
 
@@ -371,11 +373,11 @@ def _equal(
     layer: MessagePassing,
     how: str,
     own: equivalence.Run,
-    forms: list[equivalence.Run],
+    fast: list[equivalence.Run],
     given: equivalence.Arguments,
 ) -> bool:
-    """Are the forms equal to the layer's own? What differs stands in `why`."""
-    error, what = equivalence.difference(layer, own, forms, given)
+    """Do the runs in `fast` give what `own` gives? `why` says what differs."""
+    error, what = equivalence.difference(layer, own, fast, given)
     layer._fast.why[how] = "" if error <= equivalence.ALLOWED else what
     return error <= equivalence.ALLOWED
 
@@ -394,19 +396,19 @@ def _as_original(run: equivalence.Run) -> equivalence.Run:
 # ---- PyG's own code, and one sum ------------------------------------------------------------------------------------
 
 
-def _remembering(kind: type[MessagePassing], name: str) -> Callable:
-    """A function of the class; where PyG wrote it, what it derives from edges is remembered."""
+def _memoized(kind: type[MessagePassing], name: str) -> Callable:
+    """A function of the class; in PyG's own code functions of edges are memoized."""
 
     @functools.wraps(getattr(kind, name))
     def run(self, *arguments, **named):
         own = getattr(kind, name)
         if torch.compiler.is_compiling() or not generic.is_pyg_code(own) or not guards.plain_call():
             return own(self, *arguments, **named)
-        remembering = generic.remembering_code(own)
-        if remembering is own:
+        memoized = generic.memoized_code(own)
+        if memoized is own:
             return own(self, *arguments, **named)
-        with generic.remembered_in(self._fast.caches.results):
-            return remembering(self, *arguments, **named)
+        with generic.memoized_in(self._fast.caches.results):
+            return memoized(self, *arguments, **named)
 
     return run
 
@@ -414,11 +416,11 @@ def _remembering(kind: type[MessagePassing], name: str) -> Callable:
 def _propagate(kind: type[MessagePassing]) -> Callable:
     def propagate(self, edge_index, size=None, **given):
         state = self._fast
-        where = (backends.device_type(edge_index), state.kernel) if type(edge_index) in guards.PLAIN else None
+        where = (backends.device_type(edge_index), state.sum_kernel) if type(edge_index) in guards.PLAIN else None
         argument = state.sums.get(where)
         if argument == "" or self.training in state.nonlinear or torch.compiler.is_compiling():
             return kind.propagate(self, edge_index, size=size, **given)
-        if state.waits:
+        if state.is_lazy:
             if any(map(is_lazy, self.parameters())):
                 return kind.propagate(self, edge_index, size=size, **given)
             self._fast = state = State(self, state.caches)
@@ -430,20 +432,20 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
             state.last_device = where[0]
             try:
                 argument = state.sums[where] = _compare_sums(self, kind, edge_index, size, given)
-            except SwapError:  # an edge names a node that there is not: PyG says so in its way
+            except SwapError:  # an edge names a node that does not exist: PyG raises its own error
                 return kind.propagate(self, edge_index, size=size, **given)
             if not argument:
                 return kind.propagate(self, edge_index, size=size, **given)
         own = not generic.is_pyg_code(kind.message) or "message" in self.__dict__
         if edge_index.is_cuda and backends.capturing():
-            state.caches.hold()
+            state.caches.keep_for_capture()
         undo_draws, undo = backends.random_state(edge_index.device), _undo(self) if own else None
         try:
-            return generic.summed(self, state.caches.graphs, argument, edge_index, size, given)
+            return generic.as_sparse_sum(self, state.caches.graphs, argument, edge_index, size, given)
         except NotLinear as problem:
             if type(problem) is NotLinear and own:
                 state.nonlinear[self.training] = str(problem)
-        except Exception:  # of the layer's own code: it says so itself
+        except Exception:  # of the layer's own code, which raises it again below
             pass
         undo_draws()
         if undo is not None:
@@ -477,7 +479,7 @@ def _mark(value: Any) -> Any:
     return len(value) if type(value) is list else copy.copy(value) if type(value) in (dict, set) else None
 
 
-# attributes that every layer has; not asked of a bare MessagePassing, whose class PyG would change
+# attributes of every layer; not of a bare MessagePassing, whose class PyG would change
 _OF_PYG = {*vars(SimpleConv()), "_fast"}
 
 
@@ -497,7 +499,7 @@ def _compare_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index:
             rest = {key: value for key, value in given.items() if key not in ("edge_index", "size")}
             graphs = _for_comparison(copied).caches.graphs
             try:
-                return generic.summed(copied, graphs, name, given["edge_index"], given["size"], rest)
+                return generic.as_sparse_sum(copied, graphs, name, given["edge_index"], given["size"], rest)
             except NotLinear as problem:
                 source = "its message" if name in (generic.ON_NODES, generic.WHOLE) else f"its message, of {name}_j"
                 raise NotLinear(f"{source}: {problem}") from None
@@ -505,7 +507,7 @@ def _compare_sums(layer: MessagePassing, kind: type[MessagePassing], edge_index:
         before = why[SUM]
         if _equal(layer, SUM, own, [fast] * equivalence.CALLS, arguments):
             return name
-        if name == generic.ON_NODES:  # why there is no sum says more
+        if name == generic.ON_NODES:  # the reason why there is no sum is more useful
             why[SUM] = before
     return ""
 
@@ -522,7 +524,7 @@ def _edge_updater(kind: type[MessagePassing]) -> Callable:
         sources = source.shape[0]
         targets = size[1] if size is not None else sources if target is None else target.shape[0]
         try:
-            ends = generic.ends_of(self._fast.caches.graphs.get(edge_index, targets, sources))
+            ends = generic.given_edges(self._fast.caches.graphs.get(edge_index, targets, sources))
         except SwapError:
             return kind.edge_updater(self, edge_index, size=size, **given)
         wanted = self._collect(self._edge_user_args, ends.index, [sources, targets], given)

@@ -1,11 +1,11 @@
-"""Who sends to whom, prepared once: the edges of a graph sorted by target, for sums over neighbours.
+"""The edges of a graph sorted by target (CSR), for sums over neighbours.
 
     neighbours = Neighbours.prepare(edge_index, num_nodes)
     aggregation.mean(x, neighbours)
 
-Sorting costs more than a sum over neighbours does, so it is done once for a graph. What is derived from it (the
-transpose for backward passes, the graph with self-loops, the graph of attention heads) is made when first asked for
-and kept with it. A layer that is called with plain edges finds the neighbours of its graphs in a `GraphCache`.
+Sorting costs more than a sum over neighbours, so it is done once for a graph. What is derived from it (the transpose,
+the graph with self-loops, the graph of attention heads) is computed at its first use and cached with it. Layers find
+the sorted graph of plain edges in a `GraphCache`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from scipy.sparse import coo_array
 from torch import Tensor
 
 from gnnswap import backends
-from gnnswap.cache import MIB, BoundedDict, TensorCache, held_bytes
+from gnnswap.cache import MIB, BoundedDict, TensorCache, nbytes_of
 from gnnswap.errors import SwapError
 
-SAMPLED = 32  # edges that a cache reads of a graph before it compares all
-WEIGHTS_BYTES = 64 * MIB  # that a graph keeps of what was computed from weights of its edges
+SAMPLED = 32  # edges of a graph in its cache key; then all are compared
+WEIGHTS_BYTES = 64 * MIB  # of a graph's cache of what was computed from weights of its edges
 _INT32 = 2**31 - 1
 _MISSING = object()
 
@@ -65,8 +65,8 @@ def _group_by_sort(
 
 
 class _derived:
-    """A property that is made when first asked for and kept with the graph. Unlike `functools.cached_property` it has
-    no lock: threads may make it twice, and all get the same one."""
+    """A property that is computed at its first use and cached. Unlike `functools.cached_property` of Python 3.11 it has
+    no lock: threads may compute it twice, and all get the same object."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self.make, self.__doc__ = make, make.__doc__
@@ -78,7 +78,7 @@ class _derived:
         if graph is None:
             return self
         backends.refuse_capture()
-        with torch.inference_mode(False):  # what is kept must serve training, too
+        with torch.inference_mode(False):  # cached values must serve training, too
             made = self.make(graph)
         return graph.__dict__.setdefault(self.name, made)
 
@@ -87,12 +87,14 @@ class Neighbours:
     """The edges of one graph in compressed rows (CSR), one row a target. Immutable; made by `Neighbours.prepare`.
 
     `rowptr` (N + 1): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E): their sources; `row` (E):
-    their targets; `order` (E): where the edge stands in `edges`. int32 where all numbers fit, else int64.
+    their targets; `permutation` (E): where the edge stands in `edges`. int32 where all numbers fit, else int64.
     """
 
-    def __init__(self, rowptr: Tensor, col: Tensor, order: Tensor | Callable[[], Tensor], num_sources: int) -> None:
-        """`order` may be a function that gives it, as few graphs are asked for it."""
-        self.rowptr, self.col, self._order = rowptr, col, order
+    def __init__(
+        self, rowptr: Tensor, col: Tensor, permutation: Tensor | Callable[[], Tensor], num_sources: int
+    ) -> None:
+        """`permutation` may be a function that computes it when it is first needed: few graphs need it."""
+        self.rowptr, self.col, self._permutation = rowptr, col, permutation
         self._sizes(rowptr.shape[0] - 1, num_sources, col)
 
     def _sizes(self, num_nodes: int, num_sources: int, ends: Tensor) -> None:
@@ -121,7 +123,7 @@ class Neighbours:
     def edges(self) -> Tensor:
         """The edges as they were given, (2, E)."""
         edges = torch.stack([self.col, self.row])
-        return torch.empty_like(edges).index_copy_(1, self.order.long(), edges)
+        return torch.empty_like(edges).index_copy_(1, self.permutation.long(), edges)
 
     @property
     def edge_index(self) -> Tensor:
@@ -129,8 +131,8 @@ class Neighbours:
         return self.edges.long()
 
     @_derived
-    def order(self) -> Tensor:
-        return self._order() if callable(self._order) else self._order
+    def permutation(self) -> Tensor:
+        return self._permutation() if callable(self._permutation) else self._permutation
 
     @_derived
     def row(self) -> Tensor:
@@ -139,19 +141,19 @@ class Neighbours:
         return torch.repeat_interleave(nodes, self.degree, output_size=self.num_edges)
 
     @_derived
-    def place(self) -> Tensor:
-        """Where each edge given stands among those sorted, (E,): the inverse of `order`."""
-        return torch.empty_like(self.places).index_copy_(0, self.order.long(), self.places)
+    def position(self) -> Tensor:
+        """Where each edge given stands among those sorted, (E,): the inverse of `permutation`."""
+        return torch.empty_like(self.positions).index_copy_(0, self.permutation.long(), self.positions)
 
     @_derived
-    def places(self) -> Tensor:
-        """0 .. E - 1: what a bag over values that are sorted already reads."""
+    def positions(self) -> Tensor:
+        """0 .. E - 1: the permutation of values that are sorted already."""
         return torch.arange(self.num_edges, dtype=self.dtype, device=self.device)
 
     @_derived
     def in_order(self) -> bool:
         """Were the edges given sorted by target?"""
-        return torch.equal(self.order, self.places)
+        return torch.equal(self.permutation, self.positions)
 
     @property
     def degree(self) -> Tensor:
@@ -160,7 +162,7 @@ class Neighbours:
 
     @property
     def count(self) -> Tensor:
-        """What a mean divides by: `degree`, 1 for targets without edges, (N,)."""
+        """The divisor of a mean: `degree`, 1 for targets without edges, (N,)."""
         return self.degree.clamp(min=1)
 
     @_derived
@@ -170,9 +172,9 @@ class Neighbours:
 
     @_derived
     def transposed(self) -> Neighbours:
-        """The same edges sorted by source; its `order` says where an edge stands among those sorted by target."""
-        colptr, row, order = group(self.col, self.row, self.num_sources, self.places)
-        return Neighbours(colptr, row, order, self.num_nodes)
+        """The same edges sorted by source; its `permutation` gives their positions among those sorted by target."""
+        colptr, row, permutation = group(self.col, self.row, self.num_sources, self.positions)
+        return Neighbours(colptr, row, permutation, self.num_nodes)
 
     @property
     def mean_weight(self) -> Tensor:
@@ -182,12 +184,12 @@ class Neighbours:
     @_derived
     def of_edges(self) -> Neighbours:
         """The graph whose sources are the edges, in the order of `col`, each with its target."""
-        return Neighbours(self.rowptr, self.places, self.places, self.num_edges)
+        return Neighbours(self.rowptr, self.positions, self.positions, self.num_edges)
 
     @_derived
     def of_given_edges(self) -> Neighbours:
         """As `of_edges`, in the order in which they were given."""
-        return Neighbours(self.rowptr, self.order, self.order, self.num_edges)
+        return Neighbours(self.rowptr, self.permutation, self.permutation, self.num_edges)
 
     @_derived
     def loops(self) -> Tensor:
@@ -196,38 +198,38 @@ class Neighbours:
 
     @_derived
     def with_self_loops(self) -> Neighbours:
-        """The graph in which every node has exactly one self-loop, whatever it had: the edges given without loops, then
-        a loop for each node, as `GATConv(add_self_loops=True)` has them."""
-        edges, loops, num_nodes = self.edges, self.loops, self.num_nodes  # `order` must not keep this graph alive
+        """The graph with exactly one self-loop for each node: the edges given without loops, then a loop for each node,
+        as in `GATConv(add_self_loops=True)`."""
+        edges, loops, num_nodes = self.edges, self.loops, self.num_nodes  # `permutation` must not hold this graph
         num_stays, kind = int((~loops).sum()), index_type(num_nodes + 1, self.num_edges + num_nodes)
         nodes = torch.arange(num_nodes, dtype=kind, device=self.device)
 
         def grouped(given: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
             """(rowptr, numbers of the edges given and of those added, by target)."""
-            target = edges[1].to(kind).masked_fill(loops, num_nodes)  # a row that is cut off again
+            target = edges[1].to(kind).masked_fill(loops, num_nodes)  # a row that is removed below
             target, numbers = torch.cat([target, nodes]), torch.cat([given.to(kind), own])
             rowptr, numbers, _ = group(target, numbers, num_nodes + 1)
             return rowptr[:-1], numbers[: num_stays + num_nodes]
 
-        def order() -> Tensor:
+        def permutation() -> Tensor:
             stays = ~loops
             return grouped(stays.cumsum(0, dtype=kind) - stays.to(kind), nodes + num_stays)[1]
 
-        return Neighbours(*grouped(edges[0], nodes), order, num_nodes)
+        return Neighbours(*grouped(edges[0], nodes), permutation, num_nodes)
 
     def heads(self, heads: int, *, shared: bool = False) -> Neighbours:
         """`heads` copies of the graph in one: node i of head h is number i * heads + h.
 
-        The edges of each (target, head) stand together, so that one sum over neighbours serves all heads, with x of
-        shape (N, heads * C) seen as (N * heads, C). `shared`: the heads read the same sources, x of shape (N, F). Its
-        `order` says where an edge of a head stands among weights (E, heads), flat, in the order of this graph's `col`.
+        The edges of each (target, head) are adjacent, so one sum over neighbours serves all heads, with x (N, heads *
+        C) viewed as (N * heads, C). `shared`: the heads read the same sources, x (N, F). Its `permutation` gives the
+        position of an edge of a head in weights (E, heads), flat, in the order of this graph's `col`.
         """
         return self if heads == 1 else self.cached(_heads, heads, shared)
 
     @_derived
     def log_counts(self) -> Tensor:
-        """log of how many edges go from j to i, float64 (targets, sources): what a softmax over all nodes adds to its
-        scores; 0 for targets without edges."""
+        """log of the number of edges from j to i, float64 (targets, sources): the mask of a softmax over all nodes. 0
+        for targets without edges."""
         pairs = self.row.long() * self.num_sources + self.col
         counts = torch.bincount(pairs, minlength=self.num_nodes * self.num_sources)
         return counts.double().view(self.num_nodes, self.num_sources).log().masked_fill(self.isolated, 0)
@@ -238,14 +240,13 @@ class Neighbours:
         return (self.degree == 0).unsqueeze(1)
 
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, kept."""
+        """A tensor of this graph (`mean_weight`, `log_counts`, ...) in another type, cached."""
         return self.cached(_cast, name, dtype)
 
     def sorted_weight(self, weight: Tensor) -> Tensor:
         """`weight` (E, ...), one for each edge as it was given, in the order of `col`.
 
-        Weights that want no gradient are sorted once and kept with the graph while their tensor lives and nobody
-        writes to it: weights that stay the same from call to call cost nothing after the first.
+        Weights that want no gradient are sorted once and cached with the graph until their tensor changes.
 
         Raises:
             SwapError: another number of edges.
@@ -253,7 +254,7 @@ class Neighbours:
         if weight.dim() == 0 or weight.shape[0] != self.num_edges:
             raise SwapError(f"weight must have shape ({self.num_edges},), one an edge, not {tuple(weight.shape)}")
         if weight.requires_grad:  # what is learned changes from step to step
-            return Permute.apply(weight, self.order, self.place)
+            return Permute.apply(weight, self.permutation, self.position)
         return self.cached_by_weight(weight, _sorted_weight)
 
     def require(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
@@ -279,10 +280,9 @@ class Neighbours:
         return self  # immutable
 
     def cached(self, function: Callable, *args: Hashable) -> Any:
-        """`function(graph, *args)`, computed when first asked for and kept with this graph.
+        """`function(graph, *args)`, computed once and cached with this graph.
 
-        What is kept is known by the function itself and its arguments, so `function` is one of a module, or a class: a
-        lambda would be another in each call.
+        The key is the function and its arguments, so `function` is one of a module, or a class, never a lambda.
         """
         made = self._made.get((function, *args), _MISSING)
         if made is _MISSING:
@@ -293,26 +293,26 @@ class Neighbours:
         return made
 
     def cached_by_weight(self, weight: Tensor | None, function: Callable, *args: Hashable) -> Any:
-        """`function(graph, weight, *args)`, kept with this graph until the weights (E, ...) of its edges change."""
+        """`function(graph, weight, *args)`, cached with this graph until the weights (E, ...) of its edges change."""
         if weight is None:
             return self.cached(function, None, *args)
         return self._weights.get((weight,), (function, *args), lambda: function(self, weight, *args))
 
     def of_tensors(self, tensors: Sequence[Tensor], key: Hashable, compute: Callable[[], Any]) -> Any:
-        """What `compute()` gives, kept with this graph under `key` until one of the tensors changes. `key` names the
-        function that it follows from, and all that is no tensor."""
+        """`compute()`, cached with this graph under `key` until one of the tensors changes. `key` has the function and
+        all of its arguments that are no tensors."""
         return self._weights.get(tensors, key, compute)
 
     def forget(self) -> None:
-        """Drop what was derived and kept. Sums refer to their graph: without this, a graph would stay in memory until
-        Python's next search for cycles."""
+        """Drop all cached values. Sums refer to their graph, so without this it would live until the next garbage
+        collection."""
         self._made.clear()
         self._weights.forget()
 
 
 class _Unsorted(Neighbours):
-    """Neighbours of `edges` (2, E) as given, which nobody else writes to, sorted when first used: a layer may need the
-    graph with self-loops alone."""
+    """Neighbours of its own copy of `edges` (2, E), sorted at their first use: a layer may only need the graph with
+    self-loops."""
 
     def __init__(self, edges: Tensor, num_nodes: int, num_sources: int) -> None:
         self.edges = edges
@@ -323,46 +323,43 @@ class _Unsorted(Neighbours):
         return group(self.edges[1], self.edges[0], self.num_nodes)
 
     @_derived
-    def order(self) -> Tensor:
-        return group(self.edges[1], self.places, self.num_nodes)[1]
+    def permutation(self) -> Tensor:
+        return group(self.edges[1], self.positions, self.num_nodes)[1]
 
     rowptr, col = (_derived(lambda self, part=part: self._sorted[part]) for part in range(2))
 
 
 class Permute(torch.autograd.Function):
-    """values[there] of edges, where `there` (E,) is a permutation and `back` its inverse: gradients go back by that.
-
-    The backward pass is torch's own operator, so that gradients of gradients are torch's, too.
-    """
+    """values[permutation] of edges; `inverse` is that of `permutation` (E,). Twice differentiable."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        ctx.back = back
-        return values.index_select(0, there)
+    def forward(ctx, values: Tensor, permutation: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
+        return values.index_select(0, permutation)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(0, ctx.back), None, None
+        return grad.index_select(0, ctx.inverse), None, None
 
 
 class GraphCache:
-    """The neighbours of the graphs that a model saw last, prepared when first seen.
+    """The sorted graphs of a model.
 
-    A tensor of edges is known again as in `TensorCache`, by its identity, version and 64 of its numbers, and is not
-    read further: a write behind torch's back that changes few edges may be missed, with the probability that is stated
-    there. Any other tensor is compared with the graph kept that has as many edges, and some of the same.
+    A tensor of edges is recognized as in `TensorCache`, by its identity, version and 64 of its numbers: a write behind
+    torch's back that changes few edges may be missed, with the probability stated there. Another tensor is compared
+    whole with the cached graph that has as many edges and the same sample of them.
 
-    The graphs used longest ago go where all together hold more than `max_bytes`, with all that was derived from them;
-    the one used last stays, however large. Threads may share a cache.
+    The least recently used graphs, with all that was derived from them, are dropped where all take more than
+    `max_bytes`; the last one used stays, however large. Threads may share a cache.
     """
 
     def __init__(self, max_bytes: int = 256 * MIB) -> None:
         self.max_bytes = max_bytes
-        self._graphs = BoundedDict(max_bytes, held_bytes, dropped=Neighbours.forget)
-        self._found = TensorCache(apart=(_Found,))  # which hold next to nothing
+        self._graphs = BoundedDict(max_bytes, nbytes_of, dropped=Neighbours.forget)
+        self._lookups = TensorCache(apart=(_Lookup,))  # which hold next to nothing
 
     def get(self, edge_index: Tensor | Neighbours, num_nodes: int, num_sources: int | None = None) -> Neighbours:
-        """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; neighbours are given back as they are.
+        """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; `Neighbours` are returned as they are.
 
         `num_sources`: by default as many as targets.
         """
@@ -372,15 +369,15 @@ class GraphCache:
         if not isinstance(edge_index, Tensor):
             _check_kind(edge_index, num_nodes)
 
-        def known() -> _Found:
+        def known() -> _Lookup:
             backends.refuse_capture()
-            return _Found(_contents_key(edge_index, *sizes))
+            return _Lookup(_contents_key(edge_index, *sizes))
 
-        found = self._found.get((edge_index,), sizes, known)
-        graph = self._graphs.get(found.key)
-        if graph is None or graph is not found.graph():
-            graph = self._by_contents(found.key, edge_index, *sizes)
-            found.graph = weakref.ref(graph)
+        lookup = self._lookups.get((edge_index,), sizes, known)
+        graph = self._graphs.get(lookup.key)
+        if graph is None or graph is not lookup.graph():
+            graph = self._by_contents(lookup.key, edge_index, *sizes)
+            lookup.graph = weakref.ref(graph)
         return graph
 
     def _by_contents(self, key: Hashable, edge_index: Tensor, num_nodes: int, num_sources: int) -> Neighbours:
@@ -394,7 +391,7 @@ class GraphCache:
     def forget(self) -> None:
         """Drop all graphs and what was derived from them."""
         self._graphs.forget()
-        self._found.forget()
+        self._lookups.forget()
 
     def __del__(self) -> None:
         self.forget()
@@ -402,7 +399,7 @@ class GraphCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the graphs in it, with all that was derived from them."""
-        return sum(map(held_bytes, self._graphs.values()))
+        return sum(map(nbytes_of, self._graphs.values()))
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -414,8 +411,8 @@ class GraphCache:
         return GraphCache, (self.max_bytes,)
 
 
-class _Found:
-    """Where the graph of a tensor of edges is kept, and which it is: another may have come there since."""
+class _Lookup:
+    """The key of the graph of a tensor of edges, and the graph itself: the key may belong to another one by now."""
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
@@ -445,7 +442,7 @@ def _check_range(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
 
 
 def _contents_key(edge_index: Tensor, num_nodes: int, num_sources: int) -> int:
-    """A hash of the sizes of a graph and some of its edges: it tells most graphs apart without reading them."""
+    """A hash of the sizes of a graph and some of its edges, which differs for most graphs."""
     _check_kind(edge_index, num_nodes)
     edges = edge_index.shape[1]
     some = edge_index.detach()[:, :: max(1, edges // SAMPLED)]
@@ -463,7 +460,7 @@ def _cast(graph: Neighbours, name: str, dtype: torch.dtype) -> Tensor:
 
 
 def _sorted_weight(graph: Neighbours, weight: Tensor) -> Tensor:
-    return weight.detach().index_select(0, graph.order)
+    return weight.detach().index_select(0, graph.permutation)
 
 
 def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
@@ -472,14 +469,13 @@ def _heads(neighbours: Neighbours, heads: int, shared: bool) -> Neighbours:
     kind = index_type(max(nodes * heads, sources), edges * heads)
     starts, head = neighbours.rowptr[:-1].to(kind), torch.arange(heads, dtype=kind, device=neighbours.device)
     degree = neighbours.degree.to(kind)
-    # the edges of head h of node i begin behind all of the nodes before it and those of the heads before it
+    # the edges of head h of node i follow those of all earlier nodes, and of the earlier heads of i
     rowptr = (starts[:, None] * heads + degree[:, None] * head).view(-1)
     rowptr = torch.cat([rowptr, rowptr.new_tensor([edges * heads])])
     counts = rowptr.diff()
     head = torch.repeat_interleave(head.repeat(nodes), counts, output_size=edges * heads)
     shift = starts.repeat_interleave(heads) - rowptr[:-1]
-    edge = torch.arange(edges * heads, dtype=kind, device=head.device) + torch.repeat_interleave(
-        shift, counts, output_size=edges * heads
-    )
+    edge = torch.arange(edges * heads, dtype=kind, device=head.device)
+    edge = edge + torch.repeat_interleave(shift, counts, output_size=edges * heads)
     col = neighbours.col.to(kind).index_select(0, edge)
     return Neighbours(rowptr, col if shared else col * heads + head, edge * heads + head, sources)

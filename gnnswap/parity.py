@@ -1,15 +1,14 @@
-"""Parity: how far two results are apart. Whatever compares results in gnnswap and in gnnlab asks this module.
+"""Parity (numerical equivalence): the relative error of two results. gnnswap and gnnlab compare results only here.
 
     error(got, expected) <= RTOL_FLOAT32
     error(got, expected, truth)                                   # `truth` is `expected`, computed in float64
     error(got, expected, floor=GRADIENT_FLOOR * largest(expected))    # gradients by name
 
 The error of a tensor is max |got - expected| / max |expected|, that of a structure is the largest of its tensors'.
-A result in float32 is off from the exact one by itself, so where the exact one is known (`truth`) the tolerance of a
-tensor is `rtol` of its largest magnitude, or `FP32_SLACK` times as much as `expected` is off, whichever is larger.
+If the exact result is known (`truth`), the tolerance of a tensor is `rtol` of its largest magnitude, or `FP32_SLACK`
+times the error of `expected` in float32, whichever is larger.
 
-Importing this module calls torch's `exp` on eight numbers, which one thread computes: the first `exp` of a process can
-be inexact where several threads do.
+Importing this module calls torch.exp on eight numbers: the first multi-threaded exp of a process can be inexact.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ def error(
 
     Args:
         got, expected: tensors, arrays, numbers, None, and nested tuples, lists and mappings of them.
-        truth: `expected` in float64, of the same structure. Tensors are compared with it then, and one that is zero in
-            both at the scale of the rounding of the largest.
-        floor: the least magnitude at which a tensor is compared. Some gradients are zero but for rounding, as that of
-            the bias of attention keys: against their own magnitude two right results would differ by all of it.
-        rtol: the tolerance that the error of a result with a `truth` is scaled to.
-        name: what comes before the names of tensors.
+        truth: `expected` in float64, of the same structure, to compare with. A tensor that is zero in both is compared
+            at the scale of the rounding of the largest one.
+        floor: the least magnitude at which a tensor is compared. Some gradients are zero but for rounding, such as that
+            of the bias of attention keys: their relative error means nothing.
+        rtol: the tolerance to which an error with a `truth` is scaled.
+        name: prefix of the names of tensors.
     """
     try:
         tensors = list(_pairs(got, expected, name))

@@ -1,12 +1,11 @@
-"""What the compiled passes over edges compute and move, for whoever counts FLOPs.
+"""FLOPs and bytes of the compiled passes over edges, which torch's dispatcher does not see.
 
     with watched(note): model(x, edge_index)      # note("multi_aggregate", work) after each pass, on any thread
-    passes_of(module)                             # a module of passes, watched if anybody does
+    passes_of(module)                             # a module of passes, watched within `watched`
 
-torch's own operators are counted where torch dispatches them. Passes by numba and Triton run below that, so each has a
-formula here, under its name and with its arguments. FLOPs: 1 for an addition, a product, a comparison or an exponential
-function, 4 for a softplus, 5 for a softmax. Bytes are the least that a pass can move: each row that an edge names is
-read once, each result written once, with one or two numbers of each edge.
+Each pass has a formula here, under its name and with its arguments. FLOPs: 1 for an addition, a product, a comparison
+or an exponential function, 4 for a softplus, 5 for a softmax. Bytes are a lower bound: each row at the end of an edge
+is read once, each result written once, with one or two indices of each edge.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """What a pass computes, in FLOPs, and what it reads and writes, in bytes."""
+    """FLOPs of a pass, and bytes that it reads and writes."""
 
     flops: int
     read: int
@@ -50,7 +49,7 @@ def watched(note: Note) -> Iterator[None]:
 
 
 def passes_of(module: ModuleType) -> Any:
-    """The module itself, or, while anybody watches, the same passes that say what they did."""
+    """The module itself, or within `watched` one whose passes are noted."""
     return _Watched(module) if _NOTES else module
 
 
@@ -71,7 +70,7 @@ class _Watched:
 
 def _noted(name: str, run: Callable[..., Any], formula: Callable[..., Work], *given: Any, **named: Any) -> Any:
     result, work = run(*given, **named), formula(*given, **named)
-    made = {id(one): one.nbytes for one in tensors_in(result)}  # what a pass makes; others write where they are told
+    made = {id(one): one.nbytes for one in tensors_in(result)}  # other passes write to their arguments
     work = work._replace(written=work.written + sum(made.values()))
     for note in list(_NOTES):
         note(name, work)
@@ -88,7 +87,7 @@ def _work(
     written: Sequence[Tensor | None] = (),
     ordered: Any = None,
 ) -> Work:
-    """`read` are rows that edges name; `ordered`: a number of each edge says where its own row stands, if not None."""
+    """`read`: rows at the ends of edges; `ordered`: not None if each edge has an index of its own row, too."""
     edges, index = graph.num_edges, graph.rowptr.element_size()
     rows = sum(min(one.nbytes, edges * (one.nbytes // max(one.shape[0], 1))) for one in read if one is not None)
     numbers = graph.num_nodes + 1 + edges * (1 if ordered is None else 2)
@@ -118,10 +117,10 @@ def _multi_aggregate_back(
     summed, rows, y, e, relu, g_total, g_squares, least, g_least, largest, g_largest, into
 ):  # fmt: skip
     """`summed`: 1 where gradients are added up for each source, 0 where they are the edges' own."""
-    looked_at = _count(relu, g_squares, least, largest) > 0  # else the gradient of a sum does not depend on messages
-    each = _count(e, relu) * looked_at + _count(relu) + 2 * _count(g_squares, least, largest)
+    uses_messages = _count(relu, g_squares, least, largest) > 0  # the gradient of a sum alone does not
+    each = _count(e, relu) * uses_messages + _count(relu) + 2 * _count(g_squares, least, largest)
     each += _count(g_total, g_squares, least, largest) - 1 + summed
-    messages = [y, e] if looked_at else []
+    messages = [y, e] if uses_messages else []
     read = [*messages, g_total, g_squares, least, g_least, largest, g_largest]
     return _work(rows.graph, _numbers(rows, y) * each, read, [into], e)
 
@@ -208,8 +207,8 @@ def _attend_back(
     kind, grad, saved, query, key, values, graph, *, vector=None, edge=None, keep=None, slope=0.2, scale=1.0,
     wanted=(True,) * 5,
 ):  # fmt: skip
-    """A pass over targets, and where keys or values want a gradient one over sources. Both take shares and gradients of
-    scores anew, but for GATv2, whose second pass reads those of the first."""
+    """A pass over targets, and one over sources where keys or values want a gradient. Both compute the attention
+    weights and gradients of scores, but for GATv2, whose second pass reads those of the first."""
     (heads, width), edges = grad.shape[1:], graph.num_edges
     numbers = heads * width
     shares = _scores(kind, heads, width, edge) + heads * (4 + 2 * _count(keep)) + 2 * numbers

@@ -1,13 +1,13 @@
-"""Is a message linear in the rows of its sources, and with which weights? Found by running it on `ProbeRow`.
+"""Is a message linear in the rows of its sources, and with which weights? It runs on a `ProbeRow` to tell.
 
     rows = ProbeRow.ones((E, F), x.dtype)
     out = layer.message(x_j=rows, ...)           # the user's own code, once a call
-    weight = weight_of(rows, out)                # (E, 1) or (E, F); None: the rows as they are; or NotLinear is raised
+    weight = weight_of(rows, out)                # (E, 1) or (E, F); None: the rows unchanged; or NotLinear is raised
 
-A `ProbeRow` stands for rows (E, F), or (E, H, C) of several heads. It holds what they were multiplied by so far, and
-takes only what is linear: products and quotients with other tensors and numbers, sums of such multiples, a change of
-sign, and joining heads. It says its shape and type as the rows would. Anything else raises `NotLinear`, which is no
-`Exception`, so that no `except Exception` of the message hides it.
+A `ProbeRow` stands for rows (E, F), or (E, H, C) of several heads, and stores their factor so far. It supports only
+linear operations: products and quotients with tensors and numbers, sums of such multiples, negation, and joining heads.
+It has the shape and type of the rows. Anything else raises `NotLinear`, which is no `Exception`, so that no `except
+Exception` in the message hides it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.nn import functional as F
 
 
 class NotLinear(BaseException):
-    """The message does with its rows what is not known to be linear; the text says what."""
+    """An operation of the message on its rows that is not known to be linear; the text names it."""
 
 
 class NotThisCall(NotLinear):
-    """These arguments are none that one sum is for; others may be."""
+    """A sparse sum cannot serve these arguments; it may serve others."""
 
 
 class Trace:
-    """What came of one probe: every `ProbeRow` that was made, and what was asked of one that is not linear."""
+    """The record of one probe: each `ProbeRow` that was made, and the first operation that is not linear."""
 
     def __init__(self) -> None:
         self.made: list[weakref.ref] = []
@@ -54,8 +54,8 @@ class ProbeRow(Tensor):
 
     @staticmethod
     def of(factor: Tensor, rows: torch.Size, trace: Trace, joined: bool = False) -> ProbeRow:
-        # on the device "meta" there are no numbers, so what gets round `__torch_function__` fails
-        # and an autograd function of the user's leaves its mark: a history of gradients
+        # on the device "meta", so that what bypasses `__torch_function__` fails; it wants a gradient, so that an
+        # autograd function of the user's is noticed by its history
         probe = Tensor._make_subclass(ProbeRow, torch.empty(rows, dtype=factor.dtype, device="meta"), True)
         probe.factor, probe.rows, probe.trace, probe.joined = factor, rows, trace, joined
         trace.made.append(weakref.ref(probe))
@@ -69,10 +69,10 @@ class ProbeRow(Tensor):
             return ProbeRow.of(torch.ones(factor, dtype=dtype, device=device), torch.Size(rows), trace)
 
     def scaled(self, factor: Tensor) -> ProbeRow:
-        """The same rows with another factor, if it is one for rows of this shape.
+        """The same rows with another factor, if it fits their shape.
 
-        Within `torch.no_grad()` of the message, or an autograd function of the user's, the rows would lose their
-        gradient, or have another: there nothing is known to be linear.
+        Within `torch.no_grad()` of the message, or an autograd function of the user's, gradients would differ: that is
+        refused.
         """
         if torch.is_grad_enabled() is not self.trace.recorded:
             self.trace.refuse("gradients switched on or off")
@@ -99,7 +99,7 @@ def weight_of(rows: ProbeRow, out: Any) -> tuple[bool, Tensor | None]:
     """(were heads joined, the weight of each row: None where `out` is the rows themselves).
 
     Raises:
-        NotLinear: `out` is no multiple of the rows, or the message has kept some of them for itself.
+        NotLinear: `out` is no multiple of the rows, or the message still refers to some of them.
     """
     if rows.trace.refused:
         raise NotLinear(rows.trace.refused)
@@ -135,16 +135,13 @@ def _fitting(probe: ProbeRow, by: Any) -> Any:
     """A number, or a tensor that leaves rows their shape."""
     if isinstance(by, Tensor):
         shape = by.shape
-        fits = len(shape) <= len(probe.rows) and all(map(_broadcasts, reversed(shape), reversed(probe.rows)))
+        sizes = zip(reversed(shape), reversed(probe.rows), strict=False)
+        fits = len(shape) <= len(probe.rows) and all(size in (1, wanted) for size, wanted in sizes)
         if not fits or type(by) not in (Tensor, nn.Parameter):
             probe.trace.refuse("a product with a tensor of another shape")
     elif not isinstance(by, (int, float)):
         probe.trace.refuse(f"a product with a {type(by).__name__}")
     return by
-
-
-def _broadcasts(size: int, wanted: int) -> bool:
-    return size in (1, wanted)
 
 
 def _summed(sign: int) -> Callable[[Any, Any], Any]:
@@ -178,10 +175,6 @@ def _dropped(probe: Any, p: float = 0.5, training: bool = True, inplace: bool = 
     return probe
 
 
-def _negated(probe: ProbeRow) -> ProbeRow:
-    return probe.scaled(-probe.factor)
-
-
 def _functions(*names: str) -> set[Any]:
     owners = (torch, Tensor, torch._C.TensorBase)
     return {getattr(owner, name) for owner in owners for name in names if hasattr(owner, name)}
@@ -192,7 +185,7 @@ _HANDLERS: dict[Any, Callable] = {
     **dict.fromkeys(_functions("div", "divide", "true_divide", "__truediv__", "__div__"), _divided),
     **dict.fromkeys(_functions("add", "__add__", "__radd__"), _summed(1)),
     **dict.fromkeys(_functions("sub", "subtract", "__sub__"), _summed(-1)),
-    **dict.fromkeys(_functions("neg", "negative", "__neg__"), _negated),
+    **dict.fromkeys(_functions("neg", "negative", "__neg__"), lambda probe: probe.scaled(-probe.factor)),
     **dict.fromkeys({Tensor.view, Tensor.reshape}, _joined),
     **dict.fromkeys(_functions("flatten"), _flattened),
     F.dropout: _dropped,

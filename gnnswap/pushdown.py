@@ -1,11 +1,10 @@
-"""A linear layer at the start of a message, over rows of both ends of each edge, computed on nodes: what is gathered is
-its result.
+"""A linear layer at the start of a message is pushed down from edges to nodes: its results are gathered.
 
-    message(cat([x_i, x_j - x_i]))      # with rows of `DeferredRows`: two products on nodes, then one pass over edges
+    message(cat([x_i, x_j - x_i]))      # with `DeferredRows`: two products on nodes, then one pass over edges
 
-For messages of anybody's own; `propagate` tries it where no sum serves. `DeferredRows` stands for x_i or x_j, or a sum
-of them, and for what `torch.cat` makes of these and of features of edges. A linear layer over it is two products on
-nodes and one on features; anything else that touches it gets the rows themselves.
+For the user's own messages, where no sparse sum serves. `DeferredRows` stands for x_i or x_j, sums of them, and
+`torch.cat` of these and of features of edges. A linear layer over it is two products on nodes and one on features; any
+other operation gets the rows themselves.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ OPERATORS = "mul", "rmul", "truediv", "rtruediv", "radd", "rsub", "matmul", "pow
 
 
 class Trace:
-    """What all rows of a call share: how many linear layers were computed on nodes, and which rows were made."""
+    """Shared by all rows of a call: the number of linear layers computed on nodes, and the rows that were made."""
 
     def __init__(self) -> None:
         self.linears = 0
         self.made: list[weakref.ref] = []
 
     def kept(self, rows: Iterable[DeferredRows]) -> bool:
-        """Is any of the rows that were made still in use, beside these?"""
+        """Does the message still refer to rows beside these?"""
         own = [*map(id, rows)]
         return any(one() is not None and id(one()) not in own for one in self.made)
 
 
 class DeferredRows:
-    """Rows of edges (E, F), as given: blocks of columns."""
+    """Rows of edges (E, F), in the order given, as blocks of columns."""
 
     def __init__(self, graph: Neighbours, trace: Trace, *blocks: Block) -> None:
         self.graph, self.trace, self.blocks = graph, trace, blocks
@@ -61,7 +60,7 @@ class DeferredRows:
         return self._rows
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What a linear layer makes of the rows, (E, out); `weight` (out, F)."""
+        """`F.linear` of the rows, (E, out); `weight` (out, F)."""
         self.trace.linears += 1
         sums: Block = (None, None, None)
         for block, part in zip(self.blocks, weight.split(list(map(_width, self.blocks)), dim=1), strict=True):
@@ -129,7 +128,7 @@ def _last(dim: int = 0) -> bool:
 
 
 def _rows(value: Any) -> Any:
-    """The same with rows in place of what stands for them."""
+    """The same with the rows themselves in place of `DeferredRows`."""
     if isinstance(value, DeferredRows):
         return value.rows()
     return type(value)(map(_rows, value)) if type(value) in (tuple, list) else value
@@ -143,7 +142,7 @@ def of_arguments(graph: Neighbours, names: Sequence[str], arguments: dict[str, A
         given, at_target = arguments.get(name[:-2]), name.endswith("_i")
         x = given[at_target] if isinstance(given, (tuple, list)) else given
         if name.endswith(("_i", "_j")) and isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
-            # a copy is kept for gradients: PyG keeps rows of edges, so that a caller may write to x meanwhile
+            # a copy is saved for gradients: PyG saves rows of edges, so the caller may write to x before backward
             x = x.clone() if torch.is_grad_enabled() else x
             ends[name] = DeferredRows(graph, trace, (x, None, None) if at_target else (None, x, None))
     return ends

@@ -1,13 +1,13 @@
-"""A model of yours with faster layers in place of its own: layers of PyG, and your own.
+"""`swap`: your model with faster message-passing layers, PyG's and your own.
 
     from gnnswap import swap
 
     report = swap(model, (x, edge_index))     # print(report) says what was replaced, and why the rest was kept
     report.model(x, edge_index)               # the same parameters, the same state_dict; trains, too
 
-A layer is known by comparison and not by its name: its faster form runs beside it, in eval and in training, and takes
-its place where outputs and all gradients are equal (`equivalence`), and where it is faster on your example. Without one
-each layer is compared at its first call, and no clock is asked.
+Each layer is compared with a faster implementation, in eval and in training (`equivalence`). It is replaced if outputs
+and all gradients are equal, and if the implementation is faster on your example. Without an example each layer is
+compared at its first call, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from gnnswap.fused_layers import compilation
 from gnnswap.inputs import bind, call, cloned, in_float64, tensors_in
 from gnnswap.layer import DIRECT, NONE, SUM, TILES, Caches, as_it_was, make_fast, make_original, original_class
 
-LEAST_GAIN = 1.02  # geometric mean of forward and training, below which a layer stays as it was
-SECONDS = 0.25  # of the clock, for each layer and mode
-WHOLE_SECONDS = 1.0  # for the whole model
+LEAST_GAIN = 1.02  # geometric mean of forward and training; a layer that gains less is kept
+SECONDS = 0.25  # of timing, for each layer and mode
+WHOLE_SECONDS = 1.0  # of timing, for the whole model
 CLEAR = 2.0  # a gain that needs no second round
-LONG_SECONDS = 1.0  # a layer of PyG that takes so long is timed forward alone
+LONG_SECONDS = 1.0  # a layer of PyG that takes longer is timed forward alone
 TO_COMPARE = "compared at its first call"
 NOT_REACHED = "not reached by the example"
 MIB = 2**20
@@ -48,11 +48,10 @@ SCRIPTED = "__prepare_scriptable__"  # torch.jit.script asks a module for it
 
 
 class TiledAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` that goes by tiles where no attention weights are asked for.
+    """`torch.nn.MultiheadAttention` that is computed in tiles where no attention weights are wanted.
 
-    Attention of all nodes to all others, as GPS has it: in inference torch's takes a path that makes a matrix of nodes
-    by nodes in memory, and with a mask, also one that masks nothing, adds to it. What it does in training,
-    `scaled_dot_product_attention` in tiles, is several times as fast.
+    In inference torch's makes a matrix of nodes by nodes, also for a mask that masks nothing. In training it calls
+    `scaled_dot_product_attention`, which works in tiles and is several times as fast.
     """
 
     _original = nn.MultiheadAttention
@@ -74,22 +73,22 @@ class TiledAttention(nn.MultiheadAttention):
         if not (need_weights or nested or torch.compiler.is_compiling() or torch.jit.is_tracing()):
             if key_padding_mask is not None and key_padding_mask.dtype is torch.bool and not key_padding_mask.any():
                 key_padding_mask = None
-            if query is key and key is value:  # a query of its own rules out the path with the matrix
+            if query is key and key is value:  # another query object rules out the path with the matrix
                 query = query.view_as(query)
         return super().forward(query, key, value, key_padding_mask, need_weights, attn_mask, **named)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a forward pass in eval on the example: at the peak of the original and of the fast model, at the peak of
-    the fast model's first call, and what its layers keep between calls, after a forward pass and a training step."""
+    """Peak bytes of a forward pass in eval on the example: of the original, of the fast model, and of its first call;
+    and what its layers keep between calls, after a forward pass and after a training step."""
 
     before: int
     after: int
     first_call: int
     kept: int
     kept_in_training: int
-    differs: str = ""  # what the process held, where that is not what torch's allocator, by which these are, gave
+    differs: str = ""  # the peak of the process, where it is not that of torch's allocator
 
     def __str__(self) -> str:
         if self.before < MIB:
@@ -107,10 +106,10 @@ class SwapReport:
     Attributes:
         model: a new tree of modules that shares parameters and buffers with yours: an optimizer of one trains both.
         parity_error: the largest relative difference of the outputs on the example; None without one.
-        time: a forward pass on the example, yours over this one; None where it was not measured.
-        memory: what that pass holds; None where it was not measured.
-        device: where the example was, by name; "" without one.
-        runs: how many times your model and the fast one ran, on copies.
+        time: of a forward pass on the example, yours over the fast one's; None where it was not measured.
+        memory: peaks of that pass; None where they were not measured.
+        device: the example's, by name; "" without one.
+        runs: how many times your model and the fast one ran, as copies.
     """
 
     model: nn.Module
@@ -170,7 +169,7 @@ class SwapReport:
         return "\n".join(lines + compilation() + self._device_lines())
 
     def _device_lines(self) -> list[str]:
-        """What a reader has to know of the device: where the model is now, and TF32."""
+        """Was the model moved since it was measured? Is TF32 on?"""
         lines, now = [], _device_of(self.model)
         if next(tensors_in(self.model), None) is not None and self.device != _device_name(now):
             where = f"measured on {self.device}; the model is on {_device_name(now)} now"
@@ -185,15 +184,15 @@ class SwapReport:
 def swap(
     model: nn.Module, example: Any = None, *, tolerance: float = parity.RTOL_FLOAT32, measure: bool = True
 ) -> SwapReport:
-    """A model in which every layer that has a faster form, equal to it by comparison, takes that form.
+    """A new model whose layers have faster implementations, with the same outputs and gradients.
 
     Args:
         model: your model; it stays as it is.
-        example: what the model is called with: a tuple is spread, a mapping gives keywords, a PyG `Data` or
-            `HeteroData` gives what forward names or is itself the argument, anything else is one argument. On it the
-            outputs of both models must be equal in eval mode; where they are not, nothing is replaced.
+        example: the model's inputs: a tuple is spread, a mapping gives keywords, a PyG `Data` or `HeteroData` gives the
+            fields that forward names or is itself the argument, anything else is one argument. If the outputs of both
+            models on it differ in eval mode, nothing is replaced.
         tolerance: of the outputs, relative to the largest.
-        measure: keep only layers that are faster on the example; False asks no clock.
+        measure: replace only layers that are faster on the example; False times nothing.
 
     Returns:
         a report whose `model` shares parameters and buffers with yours. A model whose weights have no shape yet is
@@ -233,7 +232,7 @@ def swap(
 
 
 def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: float, measure: bool) -> None:
-    """Compares each layer and the whole on the example; what is not equal, or not faster, gets its class back."""
+    """Compare and time each layer and the whole model on the example; revert what is not equal or not faster."""
     device = _device_of((batch, model))
     report.device = _device_name(device)
     own = _copy(model, buffers=True).eval()
@@ -242,9 +241,7 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
     versions = [tensor._version for tensor in tensors_in(first_batch)]
     expected = _with_inputs(own, model, first_batch, inputs)
     written = versions != [tensor._version for tensor in tensors_in(first_batch)]
-    give = (
-        partial(cloned, batch) if written else lambda: batch
-    )  # each run of a model that writes to its inputs has its own
+    give = partial(cloned, batch) if written else lambda: batch  # a model may write to its inputs
     report.runs += 1
     twin = _copy(report.model, buffers=True).eval()
     for path, layer in list(twin.named_modules()):
@@ -256,7 +253,7 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
             make_original(fast)
             report._refused += ((path, _class(fast), why),)
         else:
-            fast._fast.take(fast, layer._fast)
+            fast._fast.adopt(fast, layer._fast)
     if not report.replaced:
         return
     twin = _copy(report.model, buffers=True).eval()  # the state of the first one has moved
@@ -272,12 +269,12 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
         why = error.why or (
             f"outputs differ by {error:.1e} relative, allowed is {tolerance:.0e}" if error > tolerance else ""
         )
-    except Exception as problem:  # of the user's model, which may ask what its layers are
+    except Exception as problem:  # of the user's model, which may check the classes of its layers
         why = f"with fast layers: {one_line(problem)}"
     if not why:
         report.parity_error = float(error)
         if measure:
-            kept = _held(twin)
+            kept = _kept_bytes(twin)
             report.time = _whole(report, own, twin, give, device)
             if report.time.high < 1:
                 why = f"with fast layers the whole model is slower here: {report.time} forward"
@@ -290,7 +287,7 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
 
 
 def _with_inputs(own: nn.Module, model: nn.Module, batch: Any, inputs: dict[str, tuple[tuple, dict]]) -> Any:
-    """What the original gives, and in `inputs` what each of its layers is called with, by its path."""
+    """The output of the original; `inputs` receives those of each layer, by path."""
 
     def note(path: str) -> Callable:
         return lambda layer, args, named: inputs.setdefault(path, (args, named)) and None
@@ -313,7 +310,7 @@ def _guarded(run: nn.Module, model: nn.Module, batch: Any) -> Any:
 
 
 def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool) -> str:
-    """Why a layer stays as it was on these inputs; empty where its fast form is taken."""
+    """Why a layer is kept on these inputs; "" where it is replaced."""
     if given is None:
         return NOT_REACHED
     args, named = pytree.tree_map_only(Tensor, _leaf, given)
@@ -321,7 +318,7 @@ def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool)
     kind = next((one.dtype for one in tensors_in((args, named)) if one.is_floating_point()), torch.float32)
     found: dict[str, tuple[float, str]] = {}  # by kernel: its gain, and why it is not taken
     for kernel in ("", *backends.sum_kernels(device, kind)[1:]):
-        layer._fast.kernel = kernel
+        layer._fast.sum_kernel = kernel
         try:
             layer(*args, **named)  # compares
         except Exception as problem:  # of the user's code, on inputs that another layer may have changed since
@@ -334,12 +331,12 @@ def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool)
         if not measure or not layer._fast.by_kernel:
             break
     best = max(found, key=lambda kernel: (not found[kernel][1], found[kernel][0]))
-    layer._fast.kernel = best
+    layer._fast.sum_kernel = best
     return found[best][1]
 
 
 def _slower(layer: nn.Module, args: tuple, named: dict, device: torch.device) -> tuple[float, str]:
-    """(how many times as fast the fast form is, why the clock keeps the layer as it was: empty where it gains)."""
+    """(speed-up, why the layer is kept: "" where it gains)."""
     run = partial(layer, *args, **named)
     forward = training = _ratio(layer, run, torch.no_grad, device)
     wanted = [t for t in tensors_in((args, named)) if t.requires_grad]
@@ -348,8 +345,7 @@ def _slower(layer: nn.Module, args: tuple, named: dict, device: torch.device) ->
         training = _ratio(layer, lambda: _step(run(), wanted), torch.enable_grad, device)
     slower, gain = any(ratio.high < 1 for ratio in (forward, training)), math.sqrt(forward.value * training.value)
     if slower or gain < LEAST_GAIN:
-        why = f"its fast form is no faster here: {forward.value:.2f}x forward, {training.value:.2f}x in training"
-        return gain, why
+        return gain, f"no faster here: {forward.value:.2f}x forward, {training.value:.2f}x in training"
     return gain, ""
 
 
@@ -368,7 +364,7 @@ def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable, device: tor
             layer.__class__ = fast
 
     with mode():
-        run(), run()  # the fast form prepares what it keeps
+        run(), run()  # fills the caches
         return compare_times(own, run, SECONDS, _decided, device)
 
 
@@ -393,23 +389,23 @@ def _memory(
     with suppress(Exception), torch.enable_grad():  # a model need not be trainable
         _step(call(twin, give()), [p for p in twin.parameters() if p.requires_grad])
     differs = (f"{name}: {peak}" for name, peak in (("before", before), ("after", after)) if peak.agrees is False)
-    return Memory(before.peak, after.peak, first_call, kept, _held(twin), "; ".join(differs))
+    return Memory(before.peak, after.peak, first_call, kept, _kept_bytes(twin), "; ".join(differs))
 
 
-def _held(model: nn.Module) -> int:
-    """Bytes that the fast layers of a model keep."""
+def _kept_bytes(model: nn.Module) -> int:
+    """Bytes that the fast layers of a model keep between calls."""
     states = [vars(layer)["_fast"] for layer in model.modules() if "_fast" in vars(layer)]
     return sum(caches.nbytes for caches in {id(state.caches): state.caches for state in states}.values())
 
 
 def _measurable(device: torch.device) -> bool:
-    """Not where a profiler runs already, by which memory on a CPU is measured, or where there are no kernels."""
+    """Not on a CPU where torch's profiler runs already, which measures the memory there, nor on other devices."""
     return device.type == "cuda" or (device.type == "cpu" and not torch.autograd.profiler._is_profiler_enabled)
 
 
 def _beyond_rounding(model: nn.Module, fast: nn.Module, give: Callable[[], Any], tolerance: float) -> parity.Deviation:
-    """The error with float64 as the truth: the model's own float32 says how far off from it a right result may be.
-    Infinite where the model does not run in float64."""
+    """The error against the model in float64, whose own float32 sets the tolerance; infinite where it does not run in
+    float64."""
 
     def outputs(one: nn.Module, given: Any) -> list[Tensor]:
         with torch.no_grad():
@@ -418,10 +414,9 @@ def _beyond_rounding(model: nn.Module, fast: nn.Module, give: Callable[[], Any],
     own, fast = (_copy(one, buffers=True).eval() for one in (model, fast))
     try:
         exact = outputs(copied(own).double(), in_float64(cloned(give())))
-    except Exception:  # a forward that makes float32 tensors of its own
-        return parity.Deviation(
-            math.inf, "", "outputs differ, and the model does not run in float64, which would decide"
-        )
+    except Exception:  # its forward makes float32 tensors
+        why = "outputs differ, and the model does not run in float64, which would decide"
+        return parity.Deviation(math.inf, "", why)
     return parity.error(outputs(fast, give()), outputs(own, give()), exact, rtol=tolerance, name="the output")
 
 
@@ -442,8 +437,8 @@ def _reverted(model: nn.Module) -> nn.Module:
 
 
 def _to_script(module: nn.Module) -> nn.Module:
-    """What torch.jit.script compiles in place of a module: the original's code, on the same parameters. A tree of its
-    own, for torch puts what it compiles in place of the modules that it was given."""
+    """What torch.jit.script compiles in place of a module: the original's code, with the same parameters. A new tree,
+    because torch replaces the modules that it is given."""
     return _reverted(_copy(module))
 
 
@@ -458,7 +453,7 @@ def _copy(model: nn.Module, buffers: bool = False) -> nn.Module:
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Random states of `random`, numpy and torch are as they were after it, also where it raises."""
+    """Restores the random states of `random`, numpy and torch at its end, also after an error."""
     states = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
@@ -470,7 +465,7 @@ def _as_before() -> Iterator[None]:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """One whose gradient flows no further; tensors that are no results stay the same objects."""
+    """A leaf with the same values; leaves stay the same objects."""
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
 
 
@@ -484,11 +479,11 @@ def _mechanism(layer: nn.Module) -> str | None:
     how = state.mechanism(device)
     if how is None:
         return TO_COMPARE if device in SERVED else NONE
-    return f"{how}, {state.kernel}" if state.kernel and how != NONE and device == "cuda" else how
+    return f"{how}, {state.sum_kernel}" if state.sum_kernel and how != NONE and device == "cuda" else how
 
 
 def _why(layer: nn.Module) -> str:
-    """What the comparisons found wrong, in a line."""
+    """How the comparisons failed, in a line."""
     device = _device_type(layer)
     if device not in SERVED:
         return f"no kernel for {device}: PyG's code runs there"
@@ -497,7 +492,7 @@ def _why(layer: nn.Module) -> str:
 
 
 def _device_type(layer: nn.Module) -> str:
-    """Where its parameters and buffers are; where it has none, where it was compared last."""
+    """That of its parameters and buffers; without any, that of its last comparison."""
     own = next((one.device.type for one in tensors_in(layer)), None)
     return own or vars(layer)["_fast"].last_device
 

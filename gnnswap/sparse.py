@@ -1,10 +1,10 @@
-"""x @ weight.T for features that are mostly zeros, such as bags of words: the zeros are left out.
+"""x @ weight.T for sparse features, such as word counts: the zeros are left out.
 
-    inputs = SparseInputs()              # which inputs are mostly zeros; one for a model
+    inputs = SparseInputs()              # the sparse inputs of one model
     sparse_linear(x, weight, inputs.get(x))     # (N, out), as F.linear(x, weight)
 
-An x is examined when it comes a second time, the same tensor and unchanged: finding its nonzeros takes as long as two
-to three dense products. One that is new in each call, wants a gradient or has too many nonzeros is multiplied as it is.
+An x is examined when the same tensor comes a second time: finding its nonzeros takes as long as two to three dense
+products. One that is new in each call, wants a gradient or has too many nonzeros is multiplied as it is.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SAMPLED_ROWS = 64
 
 
 class Limits(NamedTuple):
-    """Which inputs (N, K) are taken for sparse.
+    """Which inputs (N, K) count as sparse.
 
-    The share of nonzeros was measured with one AVX-512 core at 64 columns of weight: 10 to 17 times as fast as the
-    dense product at 1.3 %, 3 to 4 times at 10 %, 2 times at 20 %, less where weights are wide.
+    On one AVX-512 core with 64 columns of weight the product is 10 to 17 times as fast as the dense one with 1.3 %
+    nonzeros, 3 to 4 times with 10 %, 2 times with 20 %; less with wider weights.
     """
 
     min_numbers: int = 1 << 14  # smaller ones are multiplied before their nonzeros are found
@@ -45,8 +45,8 @@ ANY_SIZE = Limits(0, 0, 1.0)  # any x: for tests of equality on small inputs
 
 
 class SparseInput:
-    """A matrix (N, K) that is mostly zeros, as a graph: an edge from column to row for each nonzero, weighted with it,
-    so that its product with a matrix is a sum over neighbours. `sparse` is False where it has too many nonzeros."""
+    """A sparse matrix (N, K) as a graph with a weighted edge from column to row for each nonzero: its product with a
+    matrix is a sum over neighbours. `sparse` is False where it has too many nonzeros."""
 
     def __init__(self, x: Tensor, limits: Limits) -> None:
         some = x[:: max(1, x.shape[0] // SAMPLED_ROWS)]
@@ -70,7 +70,7 @@ class SparseInput:
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x @ weight.T, (N, out); `weight` (out, K) may want a gradient.
 
-        A weight that is NaN or infinite makes NaN of the zeros that would be left out: then it is the plain product.
+        If a weight is NaN or infinite, it is the dense product: 0 times it is NaN.
         """
         if not all_finite(weight):
             return F.linear(x, weight)
@@ -94,21 +94,20 @@ class _Product(torch.autograd.Function):
 
 
 def _checkpointed() -> bool:
-    """Is this to be computed again in the backward pass? Then it must do both times the same, so that no x may be found
-    to be sparse in between."""
+    """Will a checkpoint compute this again? Both passes must do the same, so no x may become sparse in between."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 class SparseInputs:
-    """The inputs seen last, with the nonzeros of those that are mostly zeros. Gone with their tensors."""
+    """The nonzeros of the sparse inputs of a model; they are dropped with their tensors."""
 
     def __init__(self, limits: Limits = USUAL, max_bytes: int = 128 * MIB) -> None:
         self.limits = limits
         self._cache = TensorCache(max_bytes)
-        self._seen: OrderedDict[int, tuple[weakref.ref, int]] = OrderedDict()  # most come once, and cost nothing more
+        self._seen: OrderedDict[int, tuple[weakref.ref, int]] = OrderedDict()  # those that came once
 
     def get(self, x: Tensor) -> SparseInput | None:
-        """The nonzeros of an x (N, K) that comes a second time and is mostly zeros, else None."""
+        """The nonzeros of a sparse x (N, K) that comes a second time, else None."""
         if x.requires_grad or x.dim() != 2 or x.shape[1] < self.limits.min_columns:
             return None
         if x.numel() < self.limits.min_numbers or x.is_inference() or torch.compiler.is_compiling():
@@ -135,8 +134,8 @@ class SparseInputs:
 
 
 def sparse_linear(x: Tensor, weight: Tensor, known: SparseInput | None = None) -> Tensor:
-    """x @ weight.T, (N, out), without the zeros of x where they are `known`."""
+    """x @ weight.T, (N, out), without the zeros of x if its nonzeros are `known`."""
     fits = weight.dim() == 2 and x.shape[1] == weight.shape[1] and x.dtype is weight.dtype
-    if known is None or not fits or transformed(weight):  # torch says what does not fit
+    if known is None or not fits or transformed(weight):  # torch raises an error for what does not fit
         return F.linear(x, weight)
     return known.linear(x, weight)

@@ -1,11 +1,11 @@
-"""Sums over the neighbours of one graph with fixed weights, prepared once: out = A x.
+"""Sums over the neighbours of one graph with fixed weights: out = A x.
 
     total = NeighbourSum(neighbours, weight)            # weight (E,) in the order of neighbours.col, or None
     total(x)                                            # (num_nodes, F); differentiable in x
     NeighbourMax(neighbours)(x)                              # the largest over the edges of each target, as PyG's max
 
-`weighted_sum` of `aggregation` takes weights that change from call to call. Here they stay, so the weights of the
-transposed graph stay as well, and from Python to the kernel a call takes a few microseconds.
+`aggregation.weighted_sum` takes weights that change from call to call. Here they are fixed, so those of the transposed
+graph are prepared once, and a call takes a few microseconds of Python.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gnnswap import backends
 from gnnswap.aggregation import (
-    bag_sum,
     csr,
+    embedding_bag_sum,
     has_csr,
     segment_sum,
     transformed,
@@ -29,26 +29,26 @@ from gnnswap.aggregation import (
 from gnnswap.fused import multi_aggregate
 from gnnswap.neighbours import Neighbours
 
-# attention over a graph of up to so many nodes, and of so many pairs of nodes an edge at most, is faster over all pairs
+# up to so many nodes, and pairs of nodes an edge, attention is faster over all pairs
 DENSE_NODES = 96
 DENSE_PAIRS_PER_EDGE = 16
 
 
 def is_dense(graph: Neighbours) -> bool:
-    """Is the graph so small and dense that attention over all pairs of nodes is faster than over its edges?"""
+    """Is attention over all pairs of nodes faster than over the edges of this graph?"""
     n = graph.num_nodes
     return 0 < n <= DENSE_NODES and graph.num_sources == n and n * n <= DENSE_PAIRS_PER_EDGE * graph.num_edges
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Does it hold neither NaN nor infinity? One reduction; False, too, where the sum of large numbers overflows."""
+    """Has it neither NaN nor infinity? One reduction; also False where the sum overflows."""
     return math.isfinite(tensor.detach().sum().item())
 
 
 class NeighbourSum:
     """out[i] = sum over the edges (j -> i) of weight[edge] * x[j], (num_nodes, F); `weight` wants no gradient.
 
-    `kernel`: what computes it, one of `backends.sum_kernels`; "" is the usual one of the device.
+    `kernel`: one of `backends.sum_kernels`; "": the default of the device.
     """
 
     def __init__(self, graph: Neighbours, weight: Tensor | None, kernel: str = "") -> None:
@@ -69,17 +69,17 @@ class NeighbourSum:
 
     @cached_property
     def targets(self) -> Tensor | None:
-        """Targets with edges, where a tenth or more has none, so that products may leave these out; else None."""
+        """Targets with edges, if a tenth or more has none, so that products may skip these; else None."""
         with torch.inference_mode(False):  # what is kept must serve training, too
             occupied = self.graph.degree.nonzero().view(-1)
         return occupied if occupied.shape[0] < 0.9 * self.graph.num_nodes else None
 
     @cached_property
     def transposed(self) -> NeighbourSum:
-        """The sum over the edges the other way round: of the gradient of a sum it is the gradient of x."""
+        """The sum over reversed edges: the gradient of x from that of the sum."""
         with torch.inference_mode(False):
             back = self.graph.transposed
-            weight = None if self.weight is None else self.weight.index_select(0, back.order)
+            weight = None if self.weight is None else self.weight.index_select(0, back.permutation)
             return NeighbourSum(back, weight, self.kernel)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class NeighbourSum:
             matrix = self.graph.cached(_matrix_of_ones, x.dtype) if self.weight is None else self.matrix
             return torch.mm(matrix, x.detach())
         if self.kernel == backends.BAG:
-            return bag_sum(x, self.graph, self.weight)
+            return embedding_bag_sum(x, self.graph, self.weight)
         return unrecorded_sum(x, self.graph, self.weight)
 
 
@@ -116,9 +116,8 @@ class _Sum(torch.autograd.Function):
 
 
 def fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean: bool = False) -> NeighbourSum:
-    """The sum with weights (E,) of the edges as given, ones where they are None; with `mean` over the number of edges
-    of each target."""
-    weight = None if weight is None else weight.index_select(0, graph.order)
+    """The sum with weights (E,) of the edges as given, None: ones; with `mean` divided by the edges of each target."""
+    weight = None if weight is None else weight.index_select(0, graph.permutation)
     if mean:
         share = graph.cast("mean_weight", dtype)
         weight = share if weight is None else weight * share
@@ -126,11 +125,10 @@ def fixed_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, mean
 
 
 def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: float | None) -> NeighbourSum:
-    """D^-1/2 A D^-1/2 x, the sum of GCN (Kipf and Welling 2017), where D is the weight that each target gets.
+    """D^-1/2 A D^-1/2 x, the sum of GCN (Kipf and Welling 2017), where D is the weighted in-degree.
 
-    `weight` (E,), of the edges as given, in `dtype`; ones where it is None. `loop`: the weight of the self-loop that
-    every node gets which has none, 1 where edges have no weights; None: the graph stays as it is. Norms are computed in
-    float32 at least: bfloat16 counts no further than to 256.
+    `weight` (E,), of the edges as given, in `dtype`; None: ones. `loop`: the weight of the self-loop that is added to
+    nodes without one; None: none are added. Norms are computed in float32 at least: bfloat16 counts only to 256.
     """
     edges = graph if loop is None else graph.with_self_loops
     kind, dtype = dtype, torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -143,13 +141,12 @@ def gcn_sum(graph: Neighbours, weight: Tensor | None, dtype: torch.dtype, loop: 
             own = weight.new_full((graph.num_nodes,), loop)
             own[graph.edges[0, graph.loops].long()] = weight[graph.loops]
             weight = torch.cat([weight[~graph.loops], own])
-        weight = weight.index_select(0, edges.order)
+        weight = weight.index_select(0, edges.permutation)
         degree = segment_sum(weight, edges)
     scale = degree.pow(-0.5)
     scale.masked_fill_(scale.isinf(), 0)
-    norm = scale.index_select(0, edges.col).mul_(
-        torch.repeat_interleave(scale, edges.degree, output_size=edges.num_edges)
-    )
+    of_target = torch.repeat_interleave(scale, edges.degree, output_size=edges.num_edges)
+    norm = scale.index_select(0, edges.col).mul_(of_target)
     return NeighbourSum(edges, (norm if weight is None else norm.mul_(weight)).to(kind))
 
 

@@ -564,7 +564,7 @@ def film_sum(
         value = _load(x, j, f, both, W, ACC)
         message = gamma * value + beta
         total += tl.where(both, tl.where(message <= 0, 0.0, message), 0.0)
-        if slope is not None:  # multiplied, as PyG does: infinity held back is NaN
+        if slope is not None:  # multiplied, as PyG does: 0 * infinity is NaN
             on = tl.where(both, tl.where(message <= 0, 0.0, 1.0), 0.0)
             by_beta += on
             by_gamma += on * value
@@ -617,6 +617,37 @@ def _score(query, key, vector, edge, of_edge, edge_mask, slope: tl.constexpr, sc
 
 
 @triton.jit
+def _row_of(x, row, h, head, line, some, H: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr):
+    """One row of queries or keys: (1, H) for GAT, else (1, H, C)."""
+    if KIND == GAT:
+        own = tl.load(x + row * H + h, mask=head, other=0.0).to(ACC)[None, :]
+    else:
+        own = tl.load(x + row * (H * C) + line, mask=some, other=0.0).to(ACC)[None, :, :]
+    return own
+
+
+@triton.jit
+def _score_edges(own, key, values, along, edge, j, at, there, h, head, c, channel, line, some, H: tl.constexpr,
+                 C: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, slope: tl.constexpr, scale: tl.constexpr,
+                 ACC: tl.constexpr):  # fmt: skip
+    """(values, keys, scores and pairs (`_score`) of the edges of one target). SHARED: all heads read one row."""
+    both, whole = there[:, None] & head[None, :], there[:, None, None] & some[None, :, :]
+    if SHARED:
+        value = _load_heads(values, j, c[None, :], there[:, None, None] & channel[None, None, :], C, ACC)
+    else:
+        value = _load_heads(values, j, line, whole, H * C, ACC)
+    theirs, of_edge, edge_mask = value, at[:, None] * H + h[None, :], both
+    if KIND == GAT:
+        theirs = _load(key, j, h, both, H, ACC)
+    elif KIND == GATV2:
+        of_edge, edge_mask = at[:, None, None] * (H * C) + line[None, :, :], whole
+    else:
+        theirs = _load_heads(key, j, line, whole, H * C, ACC)
+    score, pair = _score(own, theirs, along, edge, of_edge, edge_mask, slope, scale, KIND, ACC)
+    return value, theirs, score, pair
+
+
+@triton.jit
 def attend(
     out, log_sum, part, part_weight, part_top, query, key, values, vector, edge, keep, pieces, other,
     ACC: tl.constexpr, H: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, slope: tl.constexpr,
@@ -624,17 +655,12 @@ def attend(
 ):  # fmt: skip
     """out[i, h] = sum of softmax(score)[e, h] * values[j, h]; log_sum[i, h]: log of the sum of exp(score).
 
-    The largest score so far is taken off all; where it grows, what was added so far shrinks. SHARED: all heads read one
-    row of values.
+    An online softmax: the largest score so far is subtracted; where it grows, the sums so far are scaled down.
     """
     row, begin, end, slot = _piece(pieces, tl.program_id(0))
     h, head, c, channel, some = _heads(H, C, BLOCK_H, BLOCK_C)
     line = h[:, None] * C + c[None, :]
-    along = None
-    if KIND == GAT:
-        own = tl.load(query + row * H + h, mask=head, other=0.0).to(ACC)[None, :]
-    else:
-        own = tl.load(query + row * (H * C) + line, mask=some, other=0.0).to(ACC)[None, :, :]
+    own, along = _row_of(query, row, h, head, line, some, H, C, KIND, ACC), None
     if KIND == GATV2:
         along = tl.load(vector + line, mask=some, other=0.0).to(ACC)
     top = tl.full([BLOCK_H], float("-inf"), ACC)
@@ -642,27 +668,15 @@ def attend(
     total = tl.zeros([BLOCK_H, BLOCK_C], ACC)
     for first in range(begin, end, BLOCK_E):
         there, j, at = _edges(first, end, other, None, BLOCK_E)
-        both, whole = there[:, None] & head[None, :], there[:, None, None] & some[None, :, :]
-        by_head = at[:, None] * H + h[None, :]
-        if SHARED:
-            value = _load_heads(values, j, c[None, :], there[:, None, None] & channel[None, None, :], C, ACC)
-        else:
-            value = _load_heads(values, j, line, whole, H * C, ACC)
-        if KIND == GAT:
-            theirs = _load(key, j, h, both, H, ACC)
-            score, _ = _score(own, theirs, along, edge, by_head, both, slope, scale, KIND, ACC)
-        elif KIND == GATV2:
-            by_entry = at[:, None, None] * (H * C) + line[None, :, :]
-            score, _ = _score(own, value, along, edge, by_entry, whole, slope, scale, KIND, ACC)
-        else:
-            theirs = _load_heads(key, j, line, whole, H * C, ACC)
-            score, _ = _score(own, theirs, along, edge, by_head, both, slope, scale, KIND, ACC)
+        both = there[:, None] & head[None, :]
+        value, _, score, _ = _score_edges(own, key, values, along, edge, j, at, there, h, head, c, channel, line, some,
+                                          H, C, KIND, SHARED, slope, scale, ACC)  # fmt: skip
         score = tl.where(both, score, float("-inf"))
         now = tl.maximum(top, tl.max(score, 0))
         share, less = tl.exp(score - _finite(now)[None, :]), tl.exp(top - _finite(now))
         weight = weight * less + tl.sum(share, 0)
         if keep is not None:
-            share *= tl.load(keep + by_head, mask=both, other=0.0).to(ACC)
+            share *= tl.load(keep + at[:, None] * H + h[None, :], mask=both, other=0.0).to(ACC)
         total = total * less[:, None] + tl.sum(share[:, :, None] * value, 0)
         top = now
     if part is None or slot < 0:
@@ -710,6 +724,32 @@ def fold_attend(
     _keep_attention(out, log_sum, row, total, weight, top, first == end, h, head, line, some, H, C)
 
 
+@triton.jit
+def _score_gradient(score, shift, wanted, mean, keep, by_head, both, ACC: tl.constexpr):
+    """(attention weights after dropout, gradients of the scores), each (E, H): with a = exp(score - shift) these are a
+    keep and a (keep wanted - mean)."""
+    share = tl.where(both, tl.exp(score - shift), 0.0)
+    kept = share
+    if keep is not None:
+        factor = tl.load(keep + by_head, mask=both, other=0.0).to(ACC)
+        wanted, kept = wanted * factor, share * factor
+    return kept, tl.where(both, share * (wanted - mean), 0.0)
+
+
+@triton.jit
+def _leaky_back(pair, grad, slope: tl.constexpr):
+    return tl.where(pair > 0, grad, grad * slope)
+
+
+@triton.jit
+def _keep_row(out, part, row, slot, h, head, line, some, total, H: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr):
+    """`_keep` for a gradient of queries or keys."""
+    if KIND == GAT:
+        _keep(out, part, row, slot, H, h, head, total)
+    else:
+        _keep(out, part, row, slot, H * C, line, some, total)
+
+
 @triton.jit(do_not_specialize=["P"])
 def attend_back_to_targets(
     to_query, part, to_vector, to_edge, expected, shares, steeps, grad, out, log_sum, query, key, values, vector, edge,
@@ -717,13 +757,10 @@ def attend_back_to_targets(
     ACC: tl.constexpr, H: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, slope: tl.constexpr,
     scale: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries, vector and edges, and what the pass over sources needs.
-
-    With a = softmax(score) and d[e, h] = grad[i, h] . values[j, h], the score's gradient is a (keep d - m), where
-    m[i, h] = grad[i, h] . out[i, h] is the mean of keep d by a. `expected` (N, H): m. `shares`, `steeps` (E, H), for
-    GATv2: a keep, and the score's gradient. A program takes every so many-th of the P pieces; `to_vector` has a line a
-    program.
-    """
+    """Gradients of queries, vector and edges. With a = softmax(score) and d[e, h] = grad[i, h] . values[j, h], the
+    score's gradient is a (keep d - m), where m[i, h] = grad[i, h] . out[i, h]. For the pass over sources: `expected`
+    (N, H) is m; of GATv2 `shares`, `steeps` (E, H) are a keep and the score's gradient. Programs take turns with the P
+    pieces; `to_vector` has a line for each program."""
     h, head, c, channel, some = _heads(H, C, BLOCK_H, BLOCK_C)
     line = h[:, None] * C + c[None, :]
     along = None
@@ -735,48 +772,29 @@ def attend_back_to_targets(
         sent = tl.load(grad + row * (H * C) + line, mask=some, other=0.0).to(ACC)
         mean = tl.sum(sent * tl.load(out + row * (H * C) + line, mask=some, other=0.0).to(ACC), 1)
         shift = tl.load(log_sum + row * H + h, mask=head, other=0.0)
-        if KIND == GAT:
-            own = tl.load(query + row * H + h, mask=head, other=0.0).to(ACC)[None, :]
-            of_query = tl.zeros([BLOCK_H], ACC)
-        else:
-            own = tl.load(query + row * (H * C) + line, mask=some, other=0.0).to(ACC)[None, :, :]
-            of_query = tl.zeros([BLOCK_H, BLOCK_C], ACC)
+        own = _row_of(query, row, h, head, line, some, H, C, KIND, ACC)
+        of_query = tl.zeros([BLOCK_H] if KIND == GAT else [BLOCK_H, BLOCK_C], ACC)
         for first in range(begin, end, BLOCK_E):
             there, j, at = _edges(first, end, other, None, BLOCK_E)
             both, whole = there[:, None] & head[None, :], there[:, None, None] & some[None, :, :]
             by_head = at[:, None] * H + h[None, :]
-            by_entry = at[:, None, None] * (H * C) + line[None, :, :]
-            if SHARED:
-                value = _load_heads(values, j, c[None, :], there[:, None, None] & channel[None, None, :], C, ACC)
-            else:
-                value = _load_heads(values, j, line, whole, H * C, ACC)
+            value, theirs, score, pair = _score_edges(own, key, values, along, edge, j, at, there, h, head, c, channel,
+                                                      line, some, H, C, KIND, SHARED, slope, scale, ACC)  # fmt: skip
+            wanted = tl.sum(value * sent[None, :, :], 2)
+            kept, steep = _score_gradient(score, shift[None, :], wanted, mean[None, :], keep, by_head, both, ACC)
             if KIND == GAT:
-                theirs = _load(key, j, h, both, H, ACC)
-                score, pair = _score(own, theirs, along, edge, by_head, both, slope, scale, KIND, ACC)
-            elif KIND == GATV2:
-                score, pair = _score(own, value, along, edge, by_entry, whole, slope, scale, KIND, ACC)
-            else:
-                theirs = _load_heads(key, j, line, whole, H * C, ACC)
-                score, pair = _score(own, theirs, along, edge, by_head, both, slope, scale, KIND, ACC)
-            share = tl.where(both, tl.exp(score - shift[None, :]), 0.0)
-            wanted, kept = tl.sum(value * sent[None, :, :], 2), share
-            if keep is not None:
-                factor = tl.load(keep + by_head, mask=both, other=0.0).to(ACC)
-                wanted, kept = wanted * factor, share * factor
-            steep = tl.where(both, share * (wanted - mean[None, :]), 0.0)
-            if KIND == GAT:
-                steep = tl.where(pair > 0, steep, steep * slope)
+                steep = _leaky_back(pair, steep, slope)
                 of_query += tl.sum(steep, 0)
             elif KIND == GATV2:
                 of_vector += tl.sum(steep[:, :, None] * _leaky(pair, slope), 0)
-                of_pair = tl.where(pair > 0, steep[:, :, None], steep[:, :, None] * slope)
+                of_pair = _leaky_back(pair, steep[:, :, None], slope)
                 of_query += tl.sum(of_pair, 0)
             else:
                 of_query += tl.sum(steep[:, :, None] * theirs, 0)
             if to_edge is not None:
                 if KIND == GATV2:
                     of_entry = (of_pair * along[None, :, :]).to(to_edge.dtype.element_ty)
-                    tl.store(to_edge + by_entry, of_entry, mask=whole)
+                    tl.store(to_edge + at[:, None, None] * (H * C) + line[None, :, :], of_entry, mask=whole)
                 else:
                     tl.store(to_edge + by_head, steep.to(to_edge.dtype.element_ty), mask=both)
             if shares is not None:
@@ -785,12 +803,11 @@ def attend_back_to_targets(
         if expected is not None:
             tl.store(expected + row * H + h, mean, mask=head)
         if to_query is not None:
-            if KIND == GAT:
-                _keep(to_query, part, row, slot, H, h, head, of_query)
-            elif KIND == GATV2:
-                _keep(to_query, part, row, slot, H * C, line, some, of_query * along)
-            else:
-                _keep(to_query, part, row, slot, H * C, line, some, of_query * scale)
+            if KIND == GATV2:
+                of_query *= along
+            if KIND == TRANSFORMER:
+                of_query *= scale
+            _keep_row(to_query, part, row, slot, h, head, line, some, of_query, H, C, KIND)
     if to_vector is not None:
         tl.store(to_vector + tl.program_id(0).to(tl.int64) * (H * C) + line, of_vector, mask=some)
 
@@ -812,15 +829,11 @@ def attend_back_to_sources(
         value = tl.load(values + row * C + c, mask=channel, other=0.0).to(ACC)[None, None, :]
     else:
         value = tl.load(values + row * (H * C) + line, mask=some, other=0.0).to(ACC)[None, :, :]
-    if KIND == GAT:
-        own = tl.load(key + row * H + h, mask=head, other=0.0).to(ACC)[None, :]
-        of_key = tl.zeros([BLOCK_H], ACC)
-    elif KIND == GATV2:
+    if KIND == GATV2:
         along = tl.load(vector + line, mask=some, other=0.0).to(ACC)
-        of_key = tl.zeros([BLOCK_H, BLOCK_C], ACC)
     else:
-        own = tl.load(key + row * (H * C) + line, mask=some, other=0.0).to(ACC)[None, :, :]
-        of_key = tl.zeros([BLOCK_H, BLOCK_C], ACC)
+        own = _row_of(key, row, h, head, line, some, H, C, KIND, ACC)
+    of_key = tl.zeros([BLOCK_H] if KIND == GAT else [BLOCK_H, BLOCK_C], ACC)
     of_values = tl.zeros([BLOCK_H, BLOCK_C], ACC)
     for first in range(begin, end, BLOCK_E):
         there, i, at = _edges(first, end, other, order, BLOCK_E)
@@ -832,28 +845,23 @@ def attend_back_to_sources(
             if edge is not None:
                 pair += _load_heads(edge, at, line, whole, H * C, ACC)
             kept, steep = _load(shares, at, h, both, H, ACC), _load(steeps, at, h, both, H, ACC)
-            of_key += tl.sum(tl.where(pair > 0, steep[:, :, None], steep[:, :, None] * slope), 0)
+            of_key += tl.sum(_leaky_back(pair, steep[:, :, None], slope), 0)
         else:
             asked = _load(query, i, h, both, H, ACC) if KIND == GAT else _load_heads(query, i, line, whole, H * C, ACC)
             score, pair = _score(asked, own, along, edge, by_head, both, slope, scale, KIND, ACC)
-            share = tl.where(both, tl.exp(score - _load(log_sum, i, h, both, H, ACC)), 0.0)
-            wanted, kept = tl.sum(sent * value, 2), share
-            if keep is not None:
-                factor = tl.load(keep + by_head, mask=both, other=0.0).to(ACC)
-                wanted, kept = wanted * factor, share * factor
-            steep = tl.where(both, share * (wanted - _load(expected, i, h, both, H, ACC)), 0.0)
+            shift, mean = _load(log_sum, i, h, both, H, ACC), _load(expected, i, h, both, H, ACC)
+            kept, steep = _score_gradient(score, shift, tl.sum(sent * value, 2), mean, keep, by_head, both, ACC)
             if KIND == GAT:
-                of_key += tl.sum(tl.where(pair > 0, steep, steep * slope), 0)
+                of_key += tl.sum(_leaky_back(pair, steep, slope), 0)
             else:
                 of_key += tl.sum(steep[:, :, None] * asked, 0)
         of_values += tl.sum(kept[:, :, None] * sent, 0)
     if KIND == GATV2:
         of_values += of_key * along
     if to_key is not None:
-        if KIND == GAT:
-            _keep(to_key, part_key, row, slot, H, h, head, of_key)
-        else:
-            _keep(to_key, part_key, row, slot, H * C, line, some, of_key * scale)
+        if KIND == TRANSFORMER:
+            of_key *= scale
+        _keep_row(to_key, part_key, row, slot, h, head, line, some, of_key, H, C, KIND)
     if to_values is not None:
         if SHARED:
             _keep(to_values, part_values, row, slot, C, c, channel, tl.sum(of_values, 0))

@@ -40,7 +40,7 @@ FEW = 1024  # pieces, below which a tile of another size would be no faster
 KINDS = {"gat": 0, "gatv2": 1, "transformer": 2}
 SUM, LEAST, LARGEST = 0, 1, 2
 INTERPRETED = not isinstance(kernels.fold, triton.runtime.JITFunction)
-OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns where nothing is said
+OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns without it
 _compiled: dict[tuple, Any] = {}
 
 
@@ -110,7 +110,7 @@ class Pieces(NamedTuple):
 
 
 def pieces(graph: Neighbours) -> Pieces:
-    """The pieces of a graph, made when first asked for: that waits for the device."""
+    """The pieces of a graph, cached; making them waits for the device."""
     return graph.cached(_pieces)
 
 
@@ -156,9 +156,9 @@ def _of_heads(heads: int, channels: int, shared: bool, tile: int, usual: int) ->
     return (min(16, usual, max(1, tile * warps // (some * width))), some, width), warps
 
 
-def _part(out: Tensor | None, cut: Pieces, *shape: int) -> Tensor | None:
-    """Room for what the pieces of hubs add up to; None where there are no hubs, or nothing to add up."""
-    return None if out is None or cut.slots == 0 else out.new_empty((cut.slots, *shape), dtype=wide(out))
+def _part(out: Tensor | None, cut: Pieces) -> Tensor | None:
+    """A row of `out` for each piece of a hub; None where there are no hubs, or no `out`."""
+    return None if out is None or cut.slots == 0 else out.new_empty((cut.slots, *out.shape[1:]), dtype=wide(out))
 
 
 def _fold(out: Tensor | None, part: Tensor | None, cut: Pieces, how: int = SUM) -> None:
@@ -215,7 +215,7 @@ def _sum(
 ) -> Tensor:
     """Sums into `out`; `other`: which rows of x are added, by default those of the sources."""
     cut, width = pieces(graph), out.shape[1:].numel()
-    part, (x, weight, made) = _part(out, cut, width), contiguous(x, weight, made)
+    part, (x, weight, made) = _part(out, cut), contiguous(x, weight, made)
     tensors = out, part, x, weight, made, cut.pieces, graph.col if other is None else other, order
     _by_row(kernels.weighted_sum, cut, width, tensors, heads, max(1, width // max(1, heads)), shared)
     _fold(out, part, cut)
@@ -284,7 +284,7 @@ def attend(
     tile, warps = _of_heads(heads, width, shared, TILE, cut.usual)
     out = values.new_empty((graph.num_nodes, heads, width), dtype=wide(values))
     log_sum = out.new_empty(graph.num_nodes, heads)
-    parts = _part(out, cut, heads, width), _part(out, cut, heads), _part(out, cut, heads)
+    parts = _part(out, cut), _part(log_sum, cut), _part(log_sum, cut)
     given = contiguous(query, key, values, vector, edge, keep)
     constants = heads, width, KINDS[kind], shared, float(slope), float(scale), *tile
     tensors = out, log_sum, *parts, *given, cut.pieces, graph.col
@@ -336,7 +336,7 @@ def attend_back(
         lines = log_sum.new_empty(grid[0], heads, width)
     expected = None if handed else torch.empty_like(log_sum)
     shares, steeps = (log_sum.new_empty(graph.num_edges, heads) if handed else None for _ in range(2))
-    part = _part(to_query, cut, *query.shape[1:])
+    part = _part(to_query, cut)
     outs = to_query, part, lines, to_edge, expected, shares, steeps
     tensors = *outs, grad, out, log_sum, *given, cut.pieces, graph.col
     constants = heads, width, KINDS[kind], shared, float(slope), float(scale)
@@ -347,19 +347,25 @@ def attend_back(
     if lines is not None:
         to_vector = lines.sum(0).to(vector.dtype)
     if to_key is not None or to_values is not None:
-        back = graph.transposed
-        cut = pieces(back)
-        tile, warps = _of_heads(heads, width, shared, BACK_TILE, cut.usual)
-        part_key = None if to_key is None else _part(to_key, cut, *key.shape[1:])
-        part_values = _part(to_values, cut, *values.shape[1:])
-        tensors = to_key, to_values, part_key, part_values, expected, shares, steeps, grad, log_sum, *given, cut.pieces
-        launch(
-            kernels.attend_back_to_sources, (cut.count, _blocks(heads, tile[1])),
-            (*tensors, back.col, back.order), (*constants, *tile), warps=warps,
-        )  # fmt: skip
-        _fold(to_key, part_key, cut)
-        _fold(to_values, part_values, cut)
+        tensors = expected, shares, steeps, grad, log_sum, *given
+        _attend_back_to_sources(to_key, to_values, tensors, graph.transposed, constants)
     return to_query, to_key, to_values, to_vector, to_edge
+
+
+def _attend_back_to_sources(
+    to_key: Tensor | None,
+    to_values: Tensor | None,
+    tensors: Sequence[Tensor | None],
+    back: Neighbours,
+    constants: tuple,
+) -> None:
+    (heads, width, _, shared, *_), cut = constants, pieces(back)
+    tile, warps = _of_heads(heads, width, shared, BACK_TILE, cut.usual)
+    parts, grid = (_part(to_key, cut), _part(to_values, cut)), (cut.count, _blocks(heads, tile[1]))
+    tensors = to_key, to_values, *parts, *tensors, cut.pieces, back.col, back.permutation
+    launch(kernels.attend_back_to_sources, grid, tensors, (*constants, *tile), warps=warps)
+    _fold(to_key, parts[0], cut)
+    _fold(to_values, parts[1], cut)
 
 
 # ---- the passes of `fused`: results go into the tensors given; see `fused_numba` for what each computes --------------
@@ -376,8 +382,8 @@ def multi_aggregate(
     largest: Tensor | None,
 ) -> None:
     cut, width, outs = pieces(rows.graph), y.shape[1], (total, squares, least, largest)
-    parts = [_part(out, cut, width) for out in outs]
-    tensors = *outs, *parts, *contiguous(y, e), cut.pieces, rows.graph.col, rows.order
+    parts = [_part(out, cut) for out in outs]
+    tensors = *outs, *parts, *contiguous(y, e), cut.pieces, rows.graph.col, rows.permutation
     tile = TILE if sum(out is not None for out in outs) == 1 else BACK_TILE
     _by_row(kernels.multi_aggregate, cut, width, tensors, bool(relu), tile=tile)
     for out, part, how in zip(outs, parts, (SUM, SUM, LEAST, LARGEST), strict=True):
@@ -386,35 +392,30 @@ def multi_aggregate(
 
 def ties(rows: Rows, y: Tensor, e: Tensor | None, relu: int | None, extreme: Tensor, count: Tensor) -> None:
     cut, width = pieces(rows.graph), y.shape[1]
-    part = _part(count, cut, width)
-    tensors = count, part, *contiguous(y, e, extreme), cut.pieces, rows.graph.col, rows.order
+    part = _part(count, cut)
+    tensors = count, part, *contiguous(y, e, extreme), cut.pieces, rows.graph.col, rows.permutation
     _by_row(kernels.ties, cut, width, tensors, bool(relu))
     _fold(count, part, cut)
 
 
 def multi_aggregate_back(
-    rows: Rows, y: Tensor, e: Tensor | None, relu: int | None, *moments: Tensor | None
-) -> None:  # fmt: skip
+    rows: Rows, y: Tensor, e: Tensor | None, relu: int | None, *moments: Tensor | None, of_edges: bool = False
+) -> None:
     """`moments`: g_total, g_squares, least, g_least, largest, g_largest, and where the result goes."""
     *moments, into = moments
-    _sent_back(kernels.multi_aggregate_back, rows, (y, e, *moments), bool(relu), into)
+    _back(kernels.multi_aggregate_back, rows, (y, e, *moments), bool(relu), into, of_edges)
 
 
-def multi_aggregate_back_to_edges(
-    rows: Rows, y: Tensor, e: Tensor, relu: int | None, *moments: Tensor | None
-) -> None:  # fmt: skip
+def multi_aggregate_back_to_edges(*given: Any) -> None:
     """As `multi_aggregate_back`, rows by target."""
-    *moments, into = moments
-    _sent_back(kernels.multi_aggregate_back, rows, (y, e, *moments), bool(relu), into, of_edges=True)
+    multi_aggregate_back(*given, of_edges=True)
 
 
-def _sent_back(
-    kernel: Any, rows: Rows, given: Sequence[Tensor | None], relu: bool, into: Tensor, of_edges: bool = False
-) -> None:
+def _back(kernel: Any, rows: Rows, given: Sequence[Tensor | None], relu: bool, into: Tensor, of_edges: bool) -> None:
     cut, width = pieces(rows.graph), into.shape[1]
-    part = None if of_edges else _part(into, cut, width)
+    part = None if of_edges else _part(into, cut)
     outs = (None, None, into) if of_edges else (into, part, None)
-    tensors = *outs, *contiguous(*given), cut.pieces, rows.graph.col, rows.order
+    tensors = *outs, *contiguous(*given), cut.pieces, rows.graph.col, rows.permutation
     _by_row(kernel, cut, width, tensors, relu, tile=BACK_TILE)
     _fold(into, part, cut)
 
@@ -430,7 +431,7 @@ def softmax_aggregate(
     spread: Tensor | None,
 ) -> None:
     """`t`: a number, or a tensor of one, which the host need not know."""
-    _softmax(rows.graph, y, e, bool(relu), _numbers(y, t), out, log_sum, spread, rows.graph.col, rows.order)
+    _softmax(rows.graph, y, e, bool(relu), _numbers(y, t), out, log_sum, spread, rows.graph.col, rows.permutation)
 
 
 def _softmax(
@@ -446,7 +447,7 @@ def _softmax(
     order: Tensor | None,
 ) -> None:
     cut, width = pieces(graph), y.shape[1]
-    parts = [_part(one, cut, width) for one in (out, spread, log_sum, log_sum)]
+    parts = [_part(one, cut) for one in (out, spread, log_sum, log_sum)]
     tensors = out, log_sum, spread, *parts, *contiguous(y, e), t, cut.pieces, other, order
     _by_row(kernels.softmax_aggregate, cut, width, tensors, bool(relu))
     if cut.slots:
@@ -479,25 +480,15 @@ def softmax_aggregate_back(
     log_sum: Tensor,
     g: Tensor,
     into: Tensor,
+    of_edges: bool = False,
 ) -> None:
     given = y, e, _numbers(y, t, whole), out, log_sum, g
-    _sent_back(kernels.softmax_aggregate_back, rows, given, bool(relu), into)
+    _back(kernels.softmax_aggregate_back, rows, given, bool(relu), into, of_edges)
 
 
-def softmax_aggregate_back_to_edges(
-    rows: Rows,
-    y: Tensor,
-    e: Tensor,
-    relu: int | None,
-    t: float | Tensor,
-    whole: float | Tensor,
-    out: Tensor,
-    log_sum: Tensor,
-    g: Tensor,
-    into: Tensor,
-) -> None:
-    given = y, e, _numbers(y, t, whole), out, log_sum, g
-    _sent_back(kernels.softmax_aggregate_back, rows, given, bool(relu), into, of_edges=True)
+def softmax_aggregate_back_to_edges(*given: Any) -> None:
+    """As `softmax_aggregate_back`, rows by target."""
+    softmax_aggregate_back(*given, of_edges=True)
 
 
 def gated_sum(
@@ -511,8 +502,8 @@ def gated_sum(
     slope: Tensor | None,
 ) -> None:
     cut, width = pieces(rows.graph), out.shape[1]
-    part, part_slope = _part(out, cut, width), None if slope is None else _part(slope, cut, slope.shape[1])
-    given = *contiguous(source, target, e), cut.pieces, rows.graph.col, rows.order
+    part, part_slope = _part(out, cut), _part(slope, cut)
+    given = *contiguous(source, target, e), cut.pieces, rows.graph.col, rows.permutation
     tensors = out, slope, part, part_slope, *given
     _by_row(kernels.gated_sum, cut, width, tensors, bool(whole), bool(softplus), tile=BACK_TILE)
     _fold(out, part, cut)
@@ -533,8 +524,8 @@ def gated_sum_back(
     to_e: Tensor | None,
 ) -> None:
     cut = pieces(rows.graph)
-    part = _part(to_own, cut, to_own.shape[1])
-    given = *contiguous(own, others, e, g), cut.pieces, rows.graph.col, rows.order
+    part = _part(to_own, cut)
+    given = *contiguous(own, others, e, g), cut.pieces, rows.graph.col, rows.permutation
     options = bool(whole), bool(others_whole), bool(softplus), bool(by_target)
     _by_row(kernels.gated_sum_back, cut, g.shape[1], (to_own, part, to_e, *given), *options, tile=BACK_TILE // 2)
     _fold(to_own, part, cut)
@@ -542,7 +533,7 @@ def gated_sum_back(
 
 def film_sum(rows: Rows, x: Tensor, target: Tensor, out: Tensor, slope: Tensor | None) -> None:
     cut, width = pieces(rows.graph), x.shape[1]
-    part, part_slope = _part(out, cut, width), _part(slope, cut, 2 * width)
+    part, part_slope = _part(out, cut), _part(slope, cut)
     given = *contiguous(x, target), cut.pieces, rows.graph.col
     _by_row(kernels.film_sum, cut, width, (out, slope, part, part_slope, *given))
     _fold(out, part, cut)
@@ -551,7 +542,7 @@ def film_sum(rows: Rows, x: Tensor, target: Tensor, out: Tensor, slope: Tensor |
 
 def film_sum_back(rows: Rows, x: Tensor, target: Tensor, g: Tensor, into: Tensor) -> None:
     cut, width = pieces(rows.graph), x.shape[1]
-    part = _part(into, cut, width)
+    part = _part(into, cut)
     tensors = into, part, *contiguous(x, target, g), cut.pieces, rows.graph.col
     _by_row(kernels.film_sum_back, cut, width, tensors)
     _fold(into, part, cut)
@@ -563,16 +554,16 @@ def edge_rows(rows: Rows, source: Tensor, target: Tensor, relu: int | None, out:
 
 def _per_edge(rows: Rows, source: Tensor, target: Tensor, out: Tensor, relu: bool, product: bool) -> None:
     cut = pieces(rows.graph)
-    tensors = out, *contiguous(source, target), cut.pieces, rows.graph.col, rows.order
+    tensors = out, *contiguous(source, target), cut.pieces, rows.graph.col, rows.permutation
     _by_row(kernels.edge_rows, cut, source.shape[1], tensors, relu, product)
 
 
 def edge_rows_back(rows: Rows, g: Tensor, out: Tensor, relu: int | None, into: Tensor) -> None:
-    _sum(g, rows.graph, None, into, 1, made=out if relu else None, other=rows.order)
+    _sum(g, rows.graph, None, into, 1, made=out if relu else None, other=rows.permutation)
 
 
 def edge_weighted_sum(rows: Rows, x: Tensor, w: Tensor, out: Tensor) -> None:
-    _sum(x, rows.graph, w, out, w.shape[1], order=rows.order)
+    _sum(x, rows.graph, w, out, w.shape[1], order=rows.permutation)
 
 
 def edge_weighted_sum_back(rows: Rows, x: Tensor, g: Tensor, into: Tensor) -> None:

@@ -60,8 +60,8 @@ def names_of(known: Sequence[str]):
 def empty(settings: dict) -> dict:
     """The results of a run that has measured nothing yet."""
     tables = ("checks", "times", "captured", "notebooks", "missed", "problems")
-    begun = {"settings": settings, "facts": {}, "seconds": {}, "finished": False, "tests": {}}
-    return begun | {table: [] for table in tables}
+    results = {"settings": settings, "facts": {}, "seconds": {}, "finished": False, "tests": {}}
+    return results | {table: [] for table in tables}
 
 
 def measure(given: argparse.Namespace) -> None:

@@ -1,14 +1,14 @@
-"""Reference runs: the claims report of each machine that came by, its page, and the tables of README.md.
+"""Reference runs: the claims report of each machine, its page, and the tables of README.md and docs/reference-runs.
 
 python scripts/publish.py outputs/full    # that folder of results as docs/reference-runs/<processor>/full.json
-python scripts/publish.py                 # all pages there, and the tables there and in README.md
+python scripts/publish.py                 # all pages there, and the tables of both READMEs
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from scipy.stats import gmean
 
 from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.files import read_json, write_atomically, write_json
-from gnnlab.lab import ledger, provenance, results
+from gnnlab.lab import claims_report, results
 from gnnlab.lab.claims import NO_GAIN_BELOW, RATIOS, catalogue, documents
-from gnnlab.lab.ledger import Judged
+from gnnlab.lab.claims_report import ClaimResult
 from gnnlab.lab.ratios import of_cells
 from gnnlab.lab.report import distance_to_claim, headlines, noise, parts
 from gnnlab.lab.table import Table
-from gnnlab.lab.text import markdown, number
+from gnnlab.lab.text import environment_rows, machine_phrase, number
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "docs/reference-runs"
@@ -39,6 +39,9 @@ GROWN = {  # heading: phase, quantity, and how much of its unit is one of the he
     "its peak memory, GiB": ("training step", "peak memory", 1024),
 }
 Documents = dict[str, dict[str, dict[str, Any]]]  # by machine and parameter set
+Compared = tuple[
+    ClaimResult, dict[str, ClaimResult], str
+]  # the row farthest from its claim, all rows, where they agree
 
 # ---- one folder of results ------------------------------------------------------------------------------------------
 
@@ -50,7 +53,7 @@ def publish(folder: Path, root: Path = ROOT) -> Path:
     """
     runs = [run for of_notebook in results.runs_of(folder)[0].values() for run in of_notebook]
     passed = sorted((run for run in runs if run[0].status == "passed"), key=lambda run: run[0].started)
-    machines = sorted({provenance.in_a_phrase(result.environment) for result, _ in passed})
+    machines = sorted({machine_phrase(result.environment) for result, _ in passed})
     if not passed:
         raise GnnlabError(f"{folder} holds no results of a notebook that passed; run gnnlab run --params full first")
     if len(machines) > 1:
@@ -66,7 +69,7 @@ def publish(folder: Path, root: Path = ROOT) -> Path:
         "noise": [line for result, _ in passed if (line := noise(result))][:1],
         "environment": newest.environment,
         "models": models_of([table for _, table in passed]),
-        **ledger.judge(folder).to_dict(),
+        **claims_report.judge(folder).to_dict(),
     }
     chips = re.sub(r"\((R|TM)\)|\bCPU\b|@[^,]*|,[^,]*\bcores?\b|, torch .*", " ", machines[0])
     name = re.sub(r"[^a-z0-9]+", "-", chips.lower()).strip("-")  # "amd-epyc", "intel-xeon-platinum-8488c"
@@ -126,10 +129,10 @@ def write(root: Path = ROOT) -> list[Path]:
     return list(pages)
 
 
-def judged(document: Mapping[str, Any]) -> list[Judged]:
+def judged(document: Mapping[str, Any]) -> list[ClaimResult]:
     """The stored rows, in the catalogue's words of today."""
     words = {id: {"statement": claim.statement} for id, claim in catalogue().items()}
-    return [Judged(**row | words.get(row["id"], {})) for row in document["claims"]]
+    return [ClaimResult(**row | words.get(row["id"], {})) for row in document["claims"]]
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -151,14 +154,14 @@ def page(document: Mapping[str, Any]) -> str:
             for r in part
         ]
         lines += ["", f"## {heading}", "", *markdown(columns, cells)]
-    environment = markdown(("", ""), provenance.in_rows(document["environment"]))
+    environment = markdown(("", ""), environment_rows(document["environment"]))
     return "\n".join([*lines, "", "## Environment", "", *environment, ""])
 
 
-def compared(machines: Documents) -> list[tuple[Judged, dict[str, Judged], str]]:
+def compared(machines: Documents) -> list[Compared]:
     """Of each claim the row that lies farthest from it, the row of each machine, and where they agree: the documents'
     claims first, then the goals, by distance. Of a machine's rows counts the one of more runs and samples."""
-    found: dict[str, dict[str, Judged]] = {}
+    found: dict[str, dict[str, ClaimResult]] = {}
     for name, sets in machines.items():
         rows = [row for one in sets.values() for row in judged(one) if row.value is not None]
         for row in sorted(rows, key=lambda row: (row.runs, row.n), reverse=True):
@@ -169,7 +172,7 @@ def compared(machines: Documents) -> list[tuple[Judged, dict[str, Judged], str]]
     return sorted(claims, key=lambda one: (one[0].is_goal, -distance_to_claim(one[0])))
 
 
-def _agreement(rows: Mapping[str, Judged], machines: int) -> str:
+def _agreement(rows: Mapping[str, ClaimResult], machines: int) -> str:
     """Where machines agree, and where advice pays on some of them only."""
     if len(rows) == 1:
         return f"{next(iter(rows))} only" if machines > 1 else ""
@@ -184,30 +187,67 @@ def _agreement(rows: Mapping[str, Judged], machines: int) -> str:
     return "pays on all" if len(pays) == len(rows) and agree == "verdicts differ" else agree
 
 
-def _verdict(row: Judged) -> str:
+def _verdict(row: ClaimResult) -> str:
     return f"{row.badge.symbol} {row.badge.word}"
 
 
 def blocks(machines: Documents) -> dict[str, str]:
-    """What belongs between the marks of each file: in README.md the findings that matter, elsewhere every claim."""
-    claims, names, front, every = compared(machines), list(machines), [], []
+    """What belongs between the marks of each file: in README.md what matters most, elsewhere all of it."""
+    raced, claims, pages = _models(machines, WHOLE), compared(machines), f"{FOLDER}/README.md"
+    each = "; ".join(dict.fromkeys(next(iter(sets.values()))["machine"] for sets in machines.values()))
+    front = [*speedups(raced), "", *promises(machines, claims), "", f"{each}. [All machines and rows]({pages})."]
+    more = [*over_pyg(raced), *new_graphs(machines), *growth(machines)]
+    return {
+        "README.md": "\n".join(front).strip(),
+        pages: "\n".join([f"{_linked(machines)}.", "", *more, "", *every_claim(machines, claims)]),
+    }
+
+
+def promises(machines: Documents, claims: Sequence[Compared]) -> list[str]:
+    """The table of the guides' advice: what was promised, and what it is on each machine."""
+    rows = []
     for kind, claim in headlines([claim for claim, *_ in claims]):
-        rows, word = next((rows, word) for other, rows, word in claims if other.id == claim.id)
+        seen, word = next((seen, word) for other, seen, word in claims if other.id == claim.id)
         word = word if " on " in word else kind.removesuffix(" here").lower()
         promised = f"{documents()[claim.source]['title']}: {claim.claimed_text}"
-        cells = [rows[name].text if name in rows else ABSENT for name in names]
-        front.append((word, claim.statement, promised, *cells))
-    for claim, rows, word in claims:
-        cells = [f"{_verdict(rows[name])}: {rows[name].text}" if name in rows else ABSENT for name in names]
-        every.append((claim.of, claim.statement, claim.claimed_text, *cells, word))
-    title = "Advice of the guides, times as fast with the 95 % interval:"
-    advice = ["", title, "", *markdown(("", "advice", "promised", *names), front), ""]
-    links = f"{_linked(machines, f'{FOLDER}/')}; [every row]({FOLDER}/README.md)."
-    table = markdown(("of", "claim", "claimed", *names, "machines"), every)
-    return {
-        "README.md": "\n".join([*model_lines(machines), *advice, links]).strip(),
-        f"{FOLDER}/README.md": "\n".join([f"{_linked(machines)}.", "", *table]),
-    }
+        rows.append((claim.statement, promised, *_cells(machines, seen, _gain), word))
+    title = "What the guides promise, and what it brings: times as fast, with the 95 % interval."
+    return [title, "", *markdown(("advice", "promised", *map(_chip, machines), "result"), rows)]
+
+
+def every_claim(machines: Documents, claims: Sequence[Compared]) -> list[str]:
+    """The table of all claims and goals: verdict, value and interval on each machine, and where they agree."""
+    rows = [
+        (row.of, row.statement, row.claimed_text, *_cells(machines, seen, lambda r: f"{_verdict(r)}: {r.text}"), word)
+        for row, seen, word in claims
+    ]
+    return markdown(("of", "claim", "claimed", *machines, "machines"), rows)
+
+
+def _cells(machines: Documents, rows: Mapping[str, ClaimResult], text: Callable[[ClaimResult], str]) -> list[str]:
+    return [text(rows[name]) if name in rows else ABSENT for name in machines]
+
+
+def _gain(row: ClaimResult) -> str:
+    """A ratio with its interval; one below a half as "25× slower"."""
+    if row.metric not in RATIOS or None in (row.value, row.low, row.high) or row.value >= 0.5 or row.low <= 0:
+        return row.text
+    slower, least, most = (number(1 / value) for value in (row.value, row.high, row.low))
+    return f"{slower}× slower ({least} to {most}×)"
+
+
+def _chip(machine: str) -> str:
+    """ "Intel Xeon" of the folder "intel-xeon-processor"."""
+    words = machine.removesuffix("-processor").split("-")
+    return " ".join(
+        word.upper() if len(word) == 3 else word.capitalize() if word != "epyc" else "EPYC" for word in words
+    )
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |" for cells in lines]
 
 
 def _linked(machines: Documents, before: str = "") -> str:
@@ -221,45 +261,67 @@ def _linked(machines: Documents, before: str = "") -> str:
 # ---- whole models ---------------------------------------------------------------------------------------------------
 
 
-def model_lines(machines: Documents) -> list[str]:
-    """README's tables of whole models and of growth, and its sentence on new graphs."""
-    lines: list[str] = []
-    if not (raced := _models(machines, WHOLE)).empty:
-        lines += [
-            "",
-            "`swap` on whole models of two layers, times as fast as the best of PyG, PyG with its cache, a sparse CSR "
-            "adjacency, sparse features, `EdgeIndex` and torch.compile, chosen in half of the rounds and timed "
-            f"in the others; {raced['threads'][0]} threads, {' / '.join(raced['machine'].unique())}:",
-            "",
-        ]
-        raced["column"] = raced["graph"] + ", " + raced["pass"]
-        means = raced.groupby(["column", "machine"], sort=False)[["over_best", "over_pyg"]].agg(gmean).reset_index()
-        mean = means.assign(model="geometric mean")
-        over_pyg = means.assign(model="the same over PyG's usual form", over_best=means["over_pyg"])
-        cells = pd.concat([raced, mean, over_pyg]).set_index(["model", "column", "machine"])["over_best"]
-        text = cells.map("{:.1f}".format).unstack(sort=False).fillna("–").agg(" / ".join, axis=1).unstack(sort=False)
-        lines += markdown(("", *text.columns), text.fillna("").itertuples())
-    if not (new := _models(machines, NEW)).empty:
-        spans = [
-            f"{number(of.min())} to {number(of.max())}, geometric mean {number(gmean(of))} ({machine})"
-            for machine, of in new.groupby("machine", sort=False)["over_pyg"]
-        ]
-        lines += [
-            "",
-            f"Layers on a graph that is new in each call, as sampled batches are, forward: {'; '.join(spans)}.",
-        ]
-    if not (grown := _models(machines, GROWTH)).empty:
-        edges, rows = grown["edges"].max(), []
-        grown = grown[grown["edges"] == edges]
-        grown[["model", "form"]] = grown["form"].str.split(", ", n=1, expand=True)
-        for (machine, model), cells in grown.groupby(["machine", "model"], sort=False):
-            values = cells.set_index(["phase", "quantity", "form"])["value"]
-            first = values.get(("forward", FIRST_CALL, "gnnlab"))
-            both = [_before_and_after(values, *column) for column in GROWN.values()]
-            rows.append((model, machine, *both, "" if first is None else number(first)))
-        lines += ["", f"On {edges:,} edges, PyG → `swap`, 100 features, two layers of 64 channels:", ""]
-        lines += markdown(("model", "machine", *GROWN, FIRST_CALL), rows)
-    return lines
+def speedups(raced: pd.DataFrame) -> list[str]:
+    """The table of `swap` on whole models over the fastest alternative: a row a model, and their geometric mean."""
+    if raced.empty:
+        return []
+    chips = " / ".join(_chip(machine) for machine in raced["machine"].unique())
+    return [
+        f"Speed-up of `swap` on two-layer models of PyG over the fastest alternative ({chips}, "
+        f"{raced['threads'][0]} threads).",
+        "The alternatives are PyG, PyG with `cached=True`, a sparse CSR adjacency, sparse features, `EdgeIndex` and "
+        "`torch.compile`.",
+        "The fastest is picked on half of the timing rounds and compared on the other half.",
+        "",
+        *_by_model(raced, "over_best"),
+    ]
+
+
+def over_pyg(raced: pd.DataFrame) -> list[str]:
+    """The same table over PyG as its tutorials use it."""
+    if raced.empty:
+        return []
+    machines = " / ".join(raced["machine"].unique())
+    return [f"Speed-up of `swap` on the same models over PyG as it is, {machines}:", "", *_by_model(raced, "over_pyg")]
+
+
+def _by_model(raced: pd.DataFrame, ratio: str) -> list[str]:
+    raced = raced.assign(column=raced["graph"] + ", " + raced["pass"])
+    means = raced.groupby(["column", "machine"], sort=False)[ratio].agg(gmean).reset_index()
+    rows = pd.concat([raced, means.assign(model="geometric mean")])
+    cells = rows.set_index(["model", "column", "machine"])[ratio].map("{:.1f}".format).unstack(sort=False)
+    text = cells.fillna("–").agg(" / ".join, axis=1).unstack(sort=False).fillna("")
+    return markdown(("", *text.columns), text.itertuples())
+
+
+def new_graphs(machines: Documents) -> list[str]:
+    """A sentence on layers whose graph is new in each call."""
+    new = _models(machines, NEW)
+    if new.empty:
+        return []
+    spans = [
+        f"{number(of.min())} to {number(of.max())}, geometric mean {number(gmean(of))} ({machine})"
+        for machine, of in new.groupby("machine", sort=False)["over_pyg"]
+    ]
+    title = "Speed-up of layers over PyG, forward, on a graph that is new in each call, as sampled batches are"
+    return ["", f"{title}: {'; '.join(spans)}."]
+
+
+def growth(machines: Documents) -> list[str]:
+    """The table of models on the largest graph: seconds, peak memory and the price of the first call."""
+    grown = _models(machines, GROWTH)
+    if grown.empty:
+        return []
+    edges, rows = grown["edges"].max(), []
+    grown = grown[grown["edges"] == edges]
+    grown[["model", "form"]] = grown["form"].str.split(", ", n=1, expand=True)
+    for (machine, model), cells in grown.groupby(["machine", "model"], sort=False):
+        values = cells.set_index(["phase", "quantity", "form"])["value"]
+        first = values.get(("forward", FIRST_CALL, "gnnlab"))
+        both = [_before_and_after(values, *column) for column in GROWN.values()]
+        rows.append((model, machine, *both, "" if first is None else number(first)))
+    title = f"On {edges:,} edges, PyG → `swap`, 100 features, two layers of 64 channels:"
+    return ["", title, "", *markdown(("model", "machine", *GROWN, FIRST_CALL), rows)]
 
 
 def _models(machines: Documents, study: str) -> pd.DataFrame:

@@ -15,7 +15,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 1, 4, 3]])
 
 
 @pytest.mark.parametrize("mode", ["plain", "training"])
-def test_peers_have_the_weights_of_the_layer_and_give_its_results_and_gradients(mode):
+def test_alternatives_have_the_weights_of_the_layer_and_give_its_results_and_gradients(mode):
     forms = forms_of(GCNConv(4, 3).eval(), EDGES, 6, ["EdgeIndex", "sparse CSR"])
     assert list(forms) == ["PyG", "PyG, EdgeIndex", "PyG, sparse CSR", "gnnlab"]
     raced = race_forms(forms, {"x": torch.randn(6, 4)}, mode=mode, tolerance=1e-4, budget_s=0.01)
@@ -31,7 +31,7 @@ def test_an_adjacency_loses_repeated_edges_and_the_race_notices():
 
 
 @pytest.mark.parametrize("mode", ["plain", "training"])
-def test_cached_peers_and_a_sparse_x_give_what_the_layer_gives(mode):
+def test_cached_alternatives_and_a_sparse_x_give_what_the_layer_gives(mode):
     x, which = torch.randn(6, 4).relu(), ["cached", "cached CSR", "sparse x"]
     forms = forms_of(GCN(4, 8, num_layers=2, out_channels=3).eval(), EDGES, 6, which, x=x)
     raced = race_forms(forms, {"x": x}, mode=mode, tolerance=1e-4, budget_s=0.01)
@@ -40,7 +40,7 @@ def test_cached_peers_and_a_sparse_x_give_what_the_layer_gives(mode):
     assert forms["PyG, sparse x"].x.layout is torch.sparse_csr
 
 
-def test_a_model_with_nothing_to_cache_has_no_cached_peer():
+def test_a_model_with_nothing_to_cache_has_no_cached_alternative():
     x = torch.randn(6, 4)
     forms = forms_of(GIN(4, 8, num_layers=2).eval(), EDGES, 6, ["cached", "cached CSR"], x=x)
     raced = race_forms(forms, {"x": x}, mode="plain", budget_s=0.01)
@@ -56,7 +56,7 @@ def test_edge_features_go_where_their_edges_go():
     assert raced["PyG, sparse CSR"].reason is not None
 
 
-def test_every_compiled_peer_of_a_process_is_compiled(monkeypatch):
+def test_every_compiled_alternative_of_a_process_is_compiled(monkeypatch):
     compiled = []
 
     def backend(graph, inputs):
@@ -71,7 +71,7 @@ def test_every_compiled_peer_of_a_process_is_compiled(monkeypatch):
     assert len(compiled) == 10
 
 
-def test_a_peer_that_is_not_known_is_named():
+def test_an_alternative_that_is_not_known_is_named():
     with pytest.raises(GnnlabError, match="DGL: no such peer"):
         forms_of(GCNConv(4, 3), EDGES, 6, ["DGL"])
     with pytest.raises(GnnlabError, match="sparse x: no such peer"):  # without the features x

@@ -1,4 +1,4 @@
-"""The house stands as drawn: who imports whom, what is declared, what notebooks may hold."""
+"""The architecture holds (docs/architecture.md): who imports whom, what is declared, what notebooks may hold."""
 
 import ast
 import json
@@ -38,7 +38,7 @@ TOP = {
     "openvino_core",
     "machine",
     "user_code",
-}  # which every room may import
+}  # which everyone may import
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
@@ -54,12 +54,12 @@ def imports(path):
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_only_what_the_house_allows(room):
-    for path in (PACKAGE / room).rglob("*.py"):
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_only_what_the_architecture_allows(package):
+    for path in (PACKAGE / package).rglob("*.py"):
         for name in imports(path):
             if name.startswith("gnnlab."):
-                assert name.split(".")[1] in ALLOWED[room] | TOP, f"{path.relative_to(ROOT)} imports {name}"
+                assert name.split(".")[1] in ALLOWED[package] | TOP, f"{path.relative_to(ROOT)} imports {name}"
 
 
 def test_gnnswap_imports_what_a_stranger_has_and_nothing_of_gnnlab():
@@ -132,25 +132,22 @@ def test_every_imported_package_is_declared():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_holds_what_is_compared_and_no_machinery(path):
     cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
-    assert len(cells) <= 20
-    for cell in cells:
-        for node in ast.walk(ast.parse("".join(cell["source"]))):
+    assert len(cells) <= 14
+    for source in ("".join(cell["source"]) for cell in cells if "parameters" not in cell["metadata"].get("tags", [])):
+        assert len([line for line in source.splitlines() if line.strip()]) <= 20, source
+        for node in ast.walk(ast.parse(source)):
             assert not isinstance(node, (ast.ClassDef, ast.While)), ast.unparse(node)
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 20, node.name
-        loops = [node for node in ast.parse("".join(cell["source"])).body if isinstance(node, ast.For)]
-        assert all(node.end_lineno - node.lineno <= 3 for node in loops), "a long loop belongs to the package or a def"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_parameter_set_of_a_notebook_passes_its_own_check(path):
-    from gnnlab.lab import discovery, parameters
+    from gnnlab.lab import discovery
 
-    declared = parameters.declared(path)
+    declared = discovery.declared(path)
     sets = list(ROOT.glob(f"params/*/{path.stem}.yaml"))
     assert ROOT / "params" / "quick" / f"{path.stem}.yaml" in sets
     for file in sets:
-        values = parameters.read(file, declared)
+        values = discovery.read_parameters(file, declared)
         assert values["output_dir"] == f"outputs/{file.parent.name}", file
     assert declared["output_dir"].default == discovery.LAB
 

@@ -12,11 +12,11 @@ import nbformat
 import pytest
 
 import gnnlab
-from gnnlab import cli
-from gnnlab.commands import claims, devices, tables
+from gnnlab import cli, compare
+from gnnlab.commands import claims, devices, terminal
 from gnnlab.commands import compare as compare_command
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import compare, discovery, ledger
+from gnnlab.lab import claims_report, discovery
 from gnnlab.lab import run as runs
 from gnnlab.lab.results import Status
 
@@ -79,7 +79,7 @@ def test_notebooks_are_read_and_validated_without_what_loads_for_seconds():
 
 def test_every_module_is_a_command_with_help_and_examples(command):
     modules = {path.stem for path in Path(claims.__file__).parent.glob("*.py")}
-    assert modules - {"__init__", "arguments", "tables"} == set(cli.COMMANDS)
+    assert modules - {"__init__", "terminal"} == set(cli.COMMANDS)
     listed = command("--help")[1]
     for name in cli.COMMANDS:
         code, out, _ = command(name, "--help")
@@ -170,16 +170,16 @@ def test_report_renders_the_site_and_prints_its_page_or_names_the_run(command, r
 
 @pytest.fixture
 def judged(monkeypatch):
-    """`gnnlab claims` prints `.text` for a ledger, and finds the `.problems` when it computes again."""
+    """`gnnlab claims` prints `.text` for a claims_report, and finds the `.problems` when it computes again."""
     shown = types.SimpleNamespace(text="", problems=[])
     found = lambda folder: types.SimpleNamespace(name=folder.name, to_dict=lambda: folder.name)  # noqa: E731
-    monkeypatch.setattr(ledger, "judge", found)
-    monkeypatch.setattr(claims, "of_ledger", lambda judged: shown.text or f"tables of {judged.name}")
-    monkeypatch.setattr(ledger, "recompute", lambda folder: (not shown.problems, shown.problems or ["all"]))
+    monkeypatch.setattr(claims_report, "judge", found)
+    monkeypatch.setattr(claims, "of_report", lambda judged: shown.text or f"tables of {judged.name}")
+    monkeypatch.setattr(claims_report, "recompute", lambda folder: (not shown.problems, shown.problems or ["all"]))
     return shown
 
 
-def test_claims_prints_the_ledger_as_tables_as_json_and_computed_again(command, repository, judged):
+def test_claims_prints_the_report_as_tables_as_json_and_computed_again(command, repository, judged):
     assert command("claims") == (0, "tables of quick\n", "")
     assert command("claims", "--json") == (0, '"quick"\n', "")
     (repository / "elsewhere").mkdir()
@@ -210,11 +210,11 @@ def test_compare_takes_folders_and_names_of_parameter_sets(command, repository, 
 
 
 def test_a_table_is_not_cut_in_a_file_and_a_column_in_which_nothing_stands_is_left_out(command, repository, judged):
-    judged.text = tables.table("wide", ["a"], [["x" * 120]])
+    judged.text = terminal.table("wide", ["a"], [["x" * 120]])
     assert "x" * 120 in command("claims")[1]
-    made = tables.table("t", ["a", "empty", "b"], [["1", "", ""], ["2", "", "x"]], right=("b",))
+    made = terminal.table("t", ["a", "empty", "b"], [["1", "", ""], ["2", "", "x"]], right=("b",))
     assert [column.header for column in made.columns] == ["a", "b"] and made.columns[1].justify == "right"
-    assert [column.header for column in tables.table("t", ["a", "b"], []).columns] == ["a", "b"]
+    assert [column.header for column in terminal.table("t", ["a", "b"], []).columns] == ["a", "b"]
 
 
 def test_params_shows_every_parameter_and_reads_no_markup(command, repository):

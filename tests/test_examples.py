@@ -1,4 +1,4 @@
-"""The examples work as README and docs/own-things.md use them, and the page says what the code takes."""
+"""The examples work as README and docs/own-*.md use them, and the pages say what the code takes."""
 
 import json
 import re
@@ -11,14 +11,15 @@ import pytest
 
 from gnnlab import cli
 from gnnlab.inference import states
-from gnnlab.lab import discovery, parameters
+from gnnlab.lab import discovery
 from gnnlab.stages import devices
 from gnnlab.stages.devices import Device
 from gnnlab.training import loops
 from gnnlab.workloads import graph_files, graphs, graphsage, models, tables
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "own-things.md").read_text("utf-8")
+DEVICE = (ROOT / "docs" / "own-device.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "own-things.md").read_text("utf-8") + DEVICE
 README = (ROOT / "README.md").read_text("utf-8")
 USED = sorted(set(re.findall(r"examples[./]\w+(?:\.\w+|:\w+)?", PAGE + README)))
 LINES = sorted({line.partition("  #")[0].strip() for line in re.findall(r"^gnnlab .*examples.*$", PAGE + README, re.M)})
@@ -43,7 +44,7 @@ def test_lines_are_understood_and_their_parameters_are_those_of_the_notebook():
         given = cli._parser().parse_args(shlex.split(line.partition(" < ")[0])[1:])
         if hasattr(given, "notebooks"):
             (notebook,) = discovery.notebooks(ROOT, given.notebooks)
-            assert {name for name, _ in given.overrides} <= set(parameters.declared(notebook)), line
+            assert {name for name, _ in given.overrides} <= set(discovery.declared(notebook)), line
 
 
 def test_the_model_runs_on_the_graph_and_the_page_describes_every_kind_of_graph_file():
@@ -116,4 +117,4 @@ def test_the_device_can_be_used_and_computes_what_the_layer_computes():
     expected = layer.block(1, 7)(*(graph[name] for name in layer.block(1, 7).reads))[0]
     np.testing.assert_allclose(loaded.run(values)[layer.result], expected.detach(), rtol=1e-5, atol=1e-6)
     loaded.close()
-    assert [field.name for field in fields(Device) if f"| `{field.name}` |" not in section("A device")] == []
+    assert [field.name for field in fields(Device) if f"| `{field.name}` |" not in DEVICE] == []

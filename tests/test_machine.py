@@ -1,5 +1,7 @@
-"""What is said of a busy machine, from planted loads."""
+"""What the machine is, for JSON, and what is said of a busy one, from planted loads."""
 
+import json
+import platform
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -60,3 +62,14 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch, affinity, qu
     monkeypatch.setattr(machine.psutil, "Process", lambda: process)
     monkeypatch.setattr(machine, "quota", lambda: quota)
     assert machine.cores() == cores
+
+
+def test_the_environment_has_what_matters_is_json_and_does_not_name_the_computer(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    environment = machine.environment()
+    assert json.loads(json.dumps(environment, allow_nan=False)) == environment
+    assert environment["cpu"]["logical"] >= 1 and environment["memory_gb"] > 0 and environment["threads"] >= 1
+    assert environment["omp_num_threads"] == "1" and environment["cpu"]["usable"] == machine.cores()
+    assert environment["versions"]["torch"].startswith("2.") and len(environment["load"]) == 3
+    assert environment["devices"][0]["kind"] == "CPU" and environment["devices"][0]["name"] == machine.processor()
+    assert platform.node() not in json.dumps(environment | {"os": None}) or not platform.node()

@@ -9,7 +9,7 @@ from gnnlab.openvino_core import configuration
 
 USES = """
 import gc, signal, subprocess, sys
-from gnnlab.lab import provenance
+from gnnlab import machine
 from gnnlab.openvino_core import openvino_core
 from gnnlab.stages import runtimes
 
@@ -21,7 +21,7 @@ def used():
 first = used()
 assert runtimes.openvino_refuses("CPU") is None
 last = used()
-provenance.devices()
+machine.devices()
 del first
 gc.collect()
 del last

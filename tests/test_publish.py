@@ -10,7 +10,7 @@ from small_site import ENVIRONMENT, judged, result
 from table_rows import TORCH, put
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import claims, ledger, results
+from gnnlab.lab import claims, claims_report, results
 from gnnlab.lab.table import Table, row
 
 ROOT = Path(__file__).parents[1]
@@ -90,9 +90,11 @@ def test_a_reference_run_of_five_processes_is_computed_again_from_its_samples():
     folder = ROOT / publish.FOLDER / "intel-xeon-processor-02-full"
     runs = results.runs_of(folder)[0]["02_optimize_gnn"]
     table = runs[0][1]
-    assert len(runs) == 5 and not [line for each in list(table)[::20] for line in ledger.differences(each, table)]
-    stored = {each["id"]: ledger.Judged(**each) for each in json.loads((folder / ledger.RECORD).read_text())["claims"]}
-    for each in ledger.judge_runs(runs):
+    assert len(runs) == 5
+    assert not [line for each in list(table)[::20] for line in claims_report.differences(each, table)]
+    written = json.loads((folder / claims_report.RECORD).read_text())["claims"]
+    stored = {each["id"]: claims_report.ClaimResult(**each) for each in written}
+    for each in claims_report.judge_runs(runs):
         known = stored[each.id]
         assert each.verdict is known.verdict and each.numbers == pytest.approx(known.numbers), each.id
 
@@ -135,13 +137,28 @@ def test_whole_models_new_graphs_and_growth_of_all_runs():
     models = publish.models_of([run(1.0, peak=2048.0), run(1.21, peak=3072.0)])
     (gain,) = models["whole_models"]
     assert (gain["over_pyg"], gain["over_best"]) == pytest.approx((8 / 1.1, 2 / 1.1), rel=0.01)
-    other = models | {"whole_models": [gain | {"pass": "training", "over_best": 3.0}]}
-    text = "\n".join(
-        publish.model_lines({"a-chip": {"full": {"models": models}}, "another": {"full": {"models": other}}})
-    )
-    assert "2 threads, a-chip / another" in text and "| dense features, forward | dense features, training |" in text
-    assert "| GCN 16 | 1.8 / – | – / 3.0 |" in text and "PyG's usual form | 7.3 / – | – / 7.3 |" in text
-    assert "forward: 2 to 4, geometric mean 2.83 (a-chip)" in text
-    assert "On 2,000,000 edges" in text and "| GCN | a-chip | 4 → 0.5 |  | does not fit → 2.5 | 2.5 |" in text
     assert publish.models_of([run(leave_out=["torch.compile"])])["whole_models"] == []  # compared with all, or left out
-    assert publish.model_lines({"a-chip": {"full": {}}}) == []
+    other = models | {"whole_models": [gain | {"pass": "training", "over_best": 3.0}]}
+    machines = {"amd-chip": {"full": {"models": models}}, "another": {"full": {"models": other}}}
+    raced = publish._models(machines, publish.WHOLE)
+    best, usual = "\n".join(publish.speedups(raced)), "\n".join(publish.over_pyg(raced))
+    assert (
+        "(AMD Chip / Another, 2 threads)" in best and "| dense features, forward | dense features, training |" in best
+    )
+    assert "| GCN 16 | 1.8 / – | – / 3.0 |" in best and "| geometric mean | 7.3 / – | – / 7.3 |" in usual
+    assert "2 to 4, geometric mean 2.83 (amd-chip)" in publish.new_graphs(machines)[1]
+    lines = publish.growth(machines)
+    assert "On 2,000,000 edges" in lines[1] and "| GCN | amd-chip | 4 → 0.5 |  | does not fit → 2.5 | 2.5 |" in lines
+    none = {"amd-chip": {"full": {}}}
+    assert not [
+        *publish.speedups(publish._models(none, publish.WHOLE)),
+        *publish.new_graphs(none),
+        *publish.growth(none),
+    ]
+
+
+def test_a_ratio_below_a_half_is_said_to_be_slower():
+    slow, fast = (
+        judged("gat.optimized", value, interval, 9, "") for value, interval in ((0.04, (0.01, 0.08)), (2, (1, 3)))
+    )
+    assert publish._gain(slow) == "25× slower (12.5 to 100×)" and publish._gain(fast) == fast.text

@@ -26,7 +26,7 @@ from gnnlab.workloads.staged import StagedLayer
 S4, A_COPY = "S4", "measured copy"
 NOT_ABOVE_0 = "its slope is not above 0, so that it gives no bandwidth"
 NO_END = "its slope may be 0, so that its bandwidth has no upper end"
-NO_LINE = "no line: S4 has no bytes for it, or there are fewer than three sizes"
+NO_LINE = "no line: there are fewer than three sizes"
 NO_COMPUTE = "its compute time cannot be separated from a copy of its bytes"
 FEWEST_SIZES = 3  # a line through two points fits whatever they are
 DRAWS = 400
@@ -82,7 +82,7 @@ def _stage_rows(layer: StagedLayer, rate: dict[str, Any], part: pd.DataFrame, fi
     """The rows of one stage in all studies, from its bandwidth (`rate`) and its entries."""
     times, n = part[["ms", "ms_low", "ms_high"]].to_numpy().T, len(part)
     size = data_bytes(rate["first"], part["nodes"], part["edges"], layer.features).to_numpy()
-    there = layer.name == "sage" and n >= FEWEST_SIZES and len(set(size)) > 1
+    there = n >= FEWEST_SIZES and len(set(size)) > 1
     gb_s, intercept_ms = line(size, times, fit) if there else (NONE, NONE)
     copy_gb_s = rate["gb_s"], rate["gb_s_low"], rate["gb_s_high"]
     rest_ms = np.median(times - part["transfer_time_ms"].to_numpy(), axis=1)

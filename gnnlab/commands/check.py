@@ -17,8 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_json, add_processes, existing_file
-from .tables import say, show, warn_if_busy
+from .terminal import add_json, add_processes, existing_file, say, show, warn_if_busy
 
 if TYPE_CHECKING:
     from gnnlab.check import ClaimPart

@@ -15,13 +15,12 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_params, results_at
-from .tables import STYLES, json_text, show, table
+from .terminal import STYLES, add_params, json_text, results_at, show, table
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from gnnlab.lab.ledger import Judged, Ledger
+    from gnnlab.lab.claims_report import ClaimResult, ClaimsReport
 
 COLUMNS = ("", "claimed", "measured", "95 % interval", "n", "runs", "verdict", "why")
 
@@ -37,19 +36,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """1 where a number does not follow from its samples, else 0."""
-    from gnnlab.lab import ledger
+    from gnnlab.lab import claims_report
 
     folder = results_at(arguments.folder or arguments.params, named=arguments.folder is None)
     if arguments.recompute:
-        follows, lines = ledger.recompute(folder)
+        follows, lines = claims_report.recompute(folder)
         show("\n".join(lines))
         return 0 if follows else 1
-    judged = ledger.judge(folder)
-    show(json_text(judged.to_dict()) if arguments.json else of_ledger(judged))
+    judged = claims_report.judge(folder)
+    show(json_text(judged.to_dict()) if arguments.json else of_report(judged))
     return 0
 
 
-def of_ledger(judged: Ledger) -> Group:
+def of_report(judged: ClaimsReport) -> Group:
     """Claims and goals as tables with their counts, then what has no result and what could not be read."""
     from rich.console import Group
     from rich.text import Text
@@ -65,7 +64,7 @@ def of_ledger(judged: Ledger) -> Group:
     return Group(*parts, Text("\n".join([*lines, *judged.problems])))
 
 
-def _cells(row: Judged) -> tuple[Any, ...]:
+def _cells(row: ClaimResult) -> tuple[Any, ...]:
     from rich.text import Text
 
     verdict = Text(f"{row.badge.symbol} {row.badge.word}", style=STYLES.get(row.badge.css, ""))

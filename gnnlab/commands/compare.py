@@ -15,13 +15,12 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_json, results_at
-from .tables import STYLES, json_text, show, table
+from .terminal import STYLES, add_json, json_text, results_at, show, table
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from gnnlab.lab.compare import RunComparison
+    from gnnlab.compare import RunComparison
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the comparison as a table or as JSON."""
-    from gnnlab.lab import compare
+    from gnnlab import compare
 
     comparison = compare.compare(results_at(arguments.a), results_at(arguments.b))
     show(json_text(asdict(comparison)) if arguments.json else of_comparison(comparison))

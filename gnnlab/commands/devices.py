@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .arguments import add_json
-from .tables import json_text, show, table
+from .terminal import add_json, json_text, show, table
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def run(arguments: Namespace) -> int:
     """Try every device, or those named, each in a worker. No runtime is loaded here: it may be what is broken."""
     from gnnlab.stages import devices
 
-    chosen = devices.tried(arguments.devices) or devices.all_devices()
+    chosen = {name: devices.find(name) for name in arguments.devices} or devices.all_devices()
     found = devices.probe(chosen)
     if arguments.json:
         about = ("processor", "runtime", "precisions", "static_shapes", "exporter")

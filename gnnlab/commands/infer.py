@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gnnlab.errors import GnnlabError
 
-from .tables import say
+from .terminal import say
 
 OK, FAILED = 0, 1
 

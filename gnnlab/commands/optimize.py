@@ -21,8 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_json, add_model, add_processes, graph_of
-from .tables import say, show, table, warn_if_busy
+from .terminal import add_json, add_model, add_processes, graph_of, say, show, table, warn_if_busy
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 
-from .tables import show, table
+from .terminal import show, table
 
 COLUMNS = ("name", "type", "default", "meaning", "allowed")
 
@@ -20,10 +20,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """A table for each notebook."""
-    from gnnlab.lab import discovery, parameters
+    from gnnlab.lab import discovery
 
     for notebook in discovery.notebooks(discovery.root(), arguments.notebooks):
-        declared = parameters.declared(notebook).values()
+        declared = discovery.declared(notebook).values()
         rows = [(p.name, p.type, json.dumps(p.default, ensure_ascii=False), p.meaning, p.allowed) for p in declared]
         show(table(notebook.stem, COLUMNS, rows, whole=("name", "type")))
     return 0

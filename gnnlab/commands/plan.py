@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_params, count, number
-from .tables import show, table
+from .terminal import add_params, count, number, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -108,7 +107,7 @@ def _known(costs: Costs, source: Path | str, nodes: int, edges: int) -> str:
 
 
 def _why(chosen: Plan, ranking: Ranking, arguments: Namespace) -> str:
-    """Its time, where that comes from, what it was compared with, and what the best single device would take."""
+    """The expected time and its source, the number of plans compared, and the time of the best single device."""
     graphs, blocks, at = GRAPHS[arguments.objective], arguments.blocks, ranking.table
     of = f"a graph in a stream of {graphs}" if graphs > 1 else "for a graph alone"
     text = f"Expected {_ms(chosen, ranking)} ms {of}; times {at['origin'][chosen]}."

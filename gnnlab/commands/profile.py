@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Any
 from gnnlab.errors import GnnlabError
 from gnnswap.errors import OneLineError
 
-from .arguments import add_graph, add_json, count, graph_of, model_or_factory, number, seconds
-from .tables import show, warn_if_busy
+from .terminal import add_graph, add_json, count, graph_of, model_or_factory, number, seconds, show, warn_if_busy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 _SIZES = {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "ffn_dim": 64}  # those that notebook 01 starts from
-_NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]  # these, too
+_NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]
 _ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # what the user's environment says to the memory allocator
 _NODES_OF_OTHERS = 200  # of the graph on which layers and encodings are varied
 _LONGEST_S = 600  # of a section in a process of its own
@@ -273,22 +272,34 @@ def _text(table: pd.DataFrame | pd.Series) -> str:
 
 
 def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Section:
-    """From the sizes of notebook 01; models that are built on a graph are built anew on each size."""
-    from gnnlab.profile import survey
+    """From the sizes of notebook 01; models that are built on a graph are built again for each size."""
+    from gnnlab.profile.scaling import sweep
 
     varied: dict[str, list[Any]] = {"nodes": _NODES}
     if workload.name == "graph_transformer":
         varied |= {"layers": _LAYERS, "encoding": ["none", "lap", "rwse"]}
     end, sizes = time.monotonic() + share_s, sum(map(len, varied.values()))
     options = {"budget_s": share_s / (2 * sizes), "in_time": lambda: time.monotonic() < end}
-    swept = survey.sweeps(workload.name, partial(_built, arguments), varied, nodes=_NODES_OF_OTHERS, **options)
+
+    def at(parameter: str, value: Any) -> tuple[Any, Any]:
+        nodes = value if parameter == "nodes" else _NODES_OF_OTHERS
+        changed = {"layers": {"num_layers": value}, "encoding": {"pe_type": value}}.get(parameter, {})
+        built = _built(arguments, f"random:seed=42,edges={5 * nodes},nodes={nodes}", **changed)
+        return built.model, built.batch
+
+    swept = [sweep(parameter, values, partial(at, parameter), **options) for parameter, values in varied.items()]
     points = [
-        {"parameter": name, "value": value, "median_ms": stats.median, "ci": stats.to_dict()["ci"], "n": stats.num_runs}
-        for (_, name), result in swept.items()
-        for value, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
+        {"parameter": s.parameter, "value": value, "median_ms": t.median, "ci": t.to_dict()["ci"], "n": t.num_runs}
+        for s in swept
+        for value, t in zip(s.parameter_values, s.runtime_stats, strict=True)
     ]
-    report = {"points": points, "exponents": survey.exponents(swept).to_dict("records")}
-    return report, "\n".join(map(str, swept.values()))
+    exponents = [
+        {"parameter": s.parameter, "form": workload.name, "value": s.fit.exponent}
+        | dict(zip(("low", "high"), s.fit.exponent_ci, strict=True))
+        for s in swept
+        if s.fit and s.fit.identified
+    ]
+    return {"points": points, "exponents": exponents}, "\n".join(map(str, swept))
 
 
 def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -304,7 +315,7 @@ def _operators(workload: Workload, arguments: Namespace, share_s: float) -> Sect
 
 def _fit(workload: Workload, arguments: Namespace, share_s: float) -> Section:
     """The largest graph of so many edges a node that fits, in a forward and in a training pass."""
-    from gnnlab.profile.scaling import memory_here, memory_sweep
+    from gnnlab.profile.memory_fit import memory_sweep
 
     graph = workload.graph
 
@@ -313,19 +324,19 @@ def _fit(workload: Workload, arguments: Namespace, share_s: float) -> Section:
         built = _built(arguments, f"random:seed=42,{sizes}")
         return built.model, built.batch
 
-    gib, ratio = arguments.memory or memory_here(arguments.device), graph.num_edges / max(graph.num_nodes or 0, 1)
-    fits = [memory_sweep(at, training=training) for training in (False, True)]
+    ratio = graph.num_edges / max(graph.num_nodes or 0, 1)
+    fits = [memory_sweep(at, training=training, gib=arguments.memory) for training in (False, True)]
     report = {
         fit.what.replace(" ", "_"): {
-            "nodes": fit.largest(ratio, gib) if fit.told else None,
+            "nodes": fit.largest(ratio) if fit.reliable else None,
             "bytes": {"offset": fit.offset, "node": fit.node, "edge": fit.edge, "pair_of_nodes": fit.square},
             "held_out_off": fit.off,
             "notes": fit.notes,
         }
         for fit in fits
     }
-    text = "\n".join(line for fit in fits for line in (fit.sentence(ratio, gib), *fit.notes))
-    return {"gib": gib, "edges_per_node": ratio, **report}, text
+    text = "\n".join(line for fit in fits for line in (fit.sentence(ratio), *fit.notes))
+    return {"gib": fits[0].gib, "edges_per_node": ratio, **report}, text
 
 
 _PARTS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_params
+from .terminal import add_params
 
 
 def add_arguments(parser: ArgumentParser) -> None:

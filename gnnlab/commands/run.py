@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .arguments import add_params, number
+from .terminal import add_params, number
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=number(int, 1, 100, "whole number from 1 to 100"),
         default=1,
         metavar="N",
-        help="so many runs of each, each in a fresh process; the ledger pools them (%(default)s)",
+        help="so many runs of each, each in a fresh process; the claims report pools them (%(default)s)",
     )
     parser.add_argument(
         "-p",

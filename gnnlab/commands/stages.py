@@ -22,11 +22,10 @@ from types import SimpleNamespace
 
 from gnnlab.errors import GnnlabError
 
-from .arguments import add_params
-from .tables import say, warn_if_busy
+from .terminal import add_params, say, warn_if_busy
 
 CHOICES = ("sizes", "devices", "blocks")  # with one of them, results go to outputs/lab
-OPTIONS = (*CHOICES, "models", "layer", "features", "precision", "threads", "budget_s", "force", "cluster")
+OPTIONS = (*CHOICES, "models", "features", "precision", "threads", "budget_s", "force", "cluster")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,7 +52,8 @@ def run(arguments: Namespace) -> int:
     if not steps:
         raise GnnlabError("nothing to do; give --export, --measure, --analyze, or --all for the three of them")
     given, folder = _parameters(arguments)
-    devices.tried(given.devices)
+    for name in given.devices:
+        devices.find(name)
     sizes = ", ".join(f"{size} ({size.graph})" for size in given.sizes)
     print(f"sizes {sizes}; blocks {', '.join(given.blocks)}; devices {', '.join(given.devices) or 'all'}", flush=True)
     with only_run(folder):
@@ -66,7 +66,7 @@ def _export(given: SimpleNamespace, folder: Path) -> None:
     from gnnlab.stages.export import export_all
     from gnnlab.stages.sizes import layer_of
 
-    layer, at = layer_of(given.layer, given.features), [size[:2] for size in given.sizes]
+    layer, at = layer_of("sage", given.features), [size[:2] for size in given.sizes]
     models, blocks = folder / "exported_models", layer.blocks(given.blocks)
     exported = export_all(layer, at, models, blocks=blocks, static_sums=given.static_sums)
     say(f"export: {len(exported)} models in {models}, {sum(model.ready for model in exported)} ready")

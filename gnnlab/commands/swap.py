@@ -18,8 +18,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from .arguments import add_model, graph_of
-from .tables import show, warn_if_busy
+from .terminal import add_model, graph_of, show, warn_if_busy
 
 TRAINING_S = 2.0  # of sampling
 

@@ -137,7 +137,7 @@ def _openvino(weights: Weights, device: torch.device) -> Built:
     request = compiled.create_infer_request()
 
     def run(networks: NetworkArrays) -> np.ndarray:
-        # OpenVINO's bag refuses a last node without edges, so a node with two edges to itself comes last
+        # OpenVINO's segment sum refuses a last node without edges, so a node with two edges to itself comes last
         nodes, (source, target, starts) = len(networks.x), networks.topology.by_target
         x = np.concatenate([networks.x, np.zeros_like(networks.x[:1])])
         source, target = (np.append(ends, [nodes, nodes]) for ends in (source, target))

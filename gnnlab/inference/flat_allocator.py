@@ -3,8 +3,8 @@
     flat = FlatAllocator(weights("hybrid"))
     flat(x, source, target, starts)                 # (N,) scores; arrays as `NetworkArrays.tensors` has them
 
-What makes it short: sums over neighbours by one bag over edges sorted by target; both products of a SAGE layer as one,
-[sum of neighbours | x] [W_l ; W_r]; both heads of the hybrid as one, since their outputs are added.
+What makes it short: sums over neighbours by one segment sum over edges sorted by target; both products of a SAGE layer
+as one, [sum of neighbours | x] [W_l ; W_r]; both heads of the hybrid as one, since their outputs are added.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gnnlab.workloads.edge_networks import NODE_TYPES
 class FlatAllocator(nn.Module):
     """`forward(x, source, target, starts)` -> (N,) scores; x (N, 7), source and target (E,), starts (N,) int64.
 
-    Without `starts` neighbours are added by `index_add`, edges in any order: ONNX has no bag. `weights` are those of an
-    `EdgeAllocator`'s state_dict; what is held are copies on `device`, constants of what is exported.
+    Without `starts` neighbours are added by `index_add`, edges in any order: ONNX has no segment sum. `weights` are
+    those of an `EdgeAllocator`'s state_dict; what is held are copies on `device`, constants of what is exported.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
@@ -31,21 +31,21 @@ class FlatAllocator(nn.Module):
         self.on_graph = "layers.0.lin_l.weight" in weights
         self.scale = torch.tensor(SCALE, device=device)
         self.kinds = torch.arange(len(NODE_TYPES), dtype=torch.float32, device=device)
-        heads = [name for name in ("value", "policy") if f"{name}.weight" in weights]
-        layers = []
+        products = []
         for layer in sorted({".".join(name.split(".")[:2]) for name in weights if name.startswith("layers.")}):
             if self.on_graph:  # [neighbours | x] by [W_l ; W_r]
                 both = torch.cat([weights[f"{layer}.lin_l.weight"], weights[f"{layer}.lin_r.weight"]], dim=1)
-                layers.append((both.t(), weights[f"{layer}.lin_l.bias"]))
+                products.append((both, weights[f"{layer}.lin_l.bias"]))
             else:
-                layers.append((weights[f"{layer}.weight"].t(), weights[f"{layer}.bias"]))
-        layers.append(
-            (sum(weights[f"{head}.weight"] for head in heads).t(), sum(weights[f"{head}.bias"] for head in heads))
+                products.append((weights[f"{layer}.weight"], weights[f"{layer}.bias"]))
+        heads = [name for name in ("value", "policy") if f"{name}.weight" in weights]
+        products.append(
+            (sum(weights[f"{head}.weight"] for head in heads), sum(weights[f"{head}.bias"] for head in heads))
         )
         # a plain list: a ParameterList costs as much to walk as a layer to compute
         self.layers = [
-            (weight.detach().to(device, copy=True).contiguous(), bias.detach().to(device, copy=True))
-            for weight, bias in layers
+            (weight.detach().t().to(device, copy=True).contiguous(), bias.detach().to(device, copy=True))
+            for weight, bias in products
         ]
         self.eval()
 
@@ -77,22 +77,10 @@ class DenseAllocator:
         self._scale, self._kinds, self._on_graph = flat.scale.cpu().numpy(), flat.kinds.cpu().numpy(), flat.on_graph
 
     def __call__(self, x: np.ndarray, adjacency: np.ndarray) -> np.ndarray:
-        out, own = self._inputs(len(x), 6 + len(self._kinds))
-        own[:, :2] = x[:, :2]
-        np.log1p(x[:, 2:6], out=own[:, 2:6])
-        own[:, 2:6] /= self._scale
-        own[:, 6:] = x[:, 6:] == self._kinds
-        for place, (weight, bias) in enumerate(self._layers):
-            if place:
-                before, (out, own) = out, self._inputs(*out.shape)
-                np.maximum(before, 0, out=own)
+        parts = [x[:, :2], np.log1p(x[:, 2:6]) / self._scale, x[:, 6:] == self._kinds]
+        out = np.concatenate(parts, axis=1, dtype=np.float32)  # (N, 9)
+        for weight, bias in self._layers:
             if self._on_graph:
-                np.matmul(adjacency, own, out=out[:, : own.shape[1]])
-            out = out @ weight
-            out += bias
-        return (np.maximum(out, 0, out=out) @ self._head)[:, 0] + self._head_bias
-
-    def _inputs(self, nodes: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """(what a layer's weights are multiplied by, the part of it that is each node's own)."""
-        joined = np.empty((nodes, width * (1 + self._on_graph)), dtype=np.float32)
-        return joined, joined[:, -width:]
+                out = np.concatenate([adjacency @ out, out], axis=1)
+            out = np.maximum(out @ weight + bias, 0)
+        return (out @ self._head)[:, 0] + self._head_bias

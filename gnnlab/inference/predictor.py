@@ -6,7 +6,7 @@
     Predictor("hybrid", engine="onnx", cache=PredictionCache(1000, 300))
 
 Scores are those of the model to float32 rounding, so the decision is the same unless the two best nodes tie within
-that. int8 changes scores, and `decisions.count` says how many decisions.
+that. int8 changes scores; notebook 08 counts how many decisions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gnnlab.workloads.staged import fingerprint
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 NETWORKS_A_PASS = 128  # more together leave the caches and are no faster
-NODES_A_PASS = 2048  # hidden values of 512 KiB, which stay in the cache and are not mapped in anew each time
+NODES_A_PASS = 2048  # hidden values of 512 KiB, which stay in the cache and are not mapped in again each time
 
 
 class Decision(NamedTuple):

@@ -92,14 +92,12 @@ def points(
     title: str,
     hue: str | None = None,
     joined: bool = False,
-    equal: bool = False,
     log: bool | None = None,
 ) -> Figure:
     """Points of column `y` over column `x`; columns named as `measured_low` hold the ends of their intervals.
 
-    `joined` draws a line through the points of each `hue`, `equal` the line on which both are the same, on axes of one
-    scale. An axis is logarithmic where all its numbers are positive and span more than a factor of 5, that of `y` by
-    `log` where it is given.
+    `joined` draws a line through the points of each `hue`. An axis is logarithmic if its numbers are positive and span
+    more than a factor of 5; `log` decides it for the y axis.
     """
     frame = style.prepared(frame, hue)
     looks = style.looks(frame["_series"])
@@ -114,13 +112,9 @@ def points(
             reach = {"xerr": style.ends(part, x), "yerr": style.ends(part, y), "label": style.label(name, origin)}
             ax.errorbar(part[x], part[y], **reach, **style.point(colour, marker, origin, dots), zorder=3)
     for axis, column, given in ((ax.xaxis, x, None), (ax.yaxis, y, log)):
-        columns = [x, y] if equal else [column]
-        wide = style.is_wide(frame[columns].to_numpy(float))
-        ends = [frame[c].to_numpy(float) + np.nan_to_num(style.ends(frame, c)) * [[-1], [1]] for c in columns]
-        style.scale(axis, wide if given is None else given, np.stack(ends))
-    if equal:
-        both, dashed = frame[[x, y]].to_numpy(float), {"color": MUTED, "lw": 1.1, "ls": "--", "zorder": 0}
-        ax.axline((both.min(),) * 2, (both.max() * 1.001,) * 2, label="both are equal", **dashed)
+        values = frame[column].to_numpy(float)
+        ends = values + np.nan_to_num(style.ends(frame, column)) * [[-1], [1]]
+        style.scale(axis, style.is_wide(values) if given is None else given, ends)
     ax.grid(axis="y" if joined else "both")
     ax.set(xlabel=x_label, ylabel=y_label)
     style.legend(fig)

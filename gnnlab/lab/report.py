@@ -26,14 +26,14 @@ from gnnlab import files, machine
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import CONTROL
 
-from . import claims, ledger, notebook_html, parameters, provenance, ratios, results
+from . import claims, claims_report, discovery, notebook_html, ratios, results
 from .claims import NO_GAIN_BELOW, RATIOS, Verdict
-from .ledger import Badge, Judged, Ledger
+from .claims_report import Badge, ClaimResult, ClaimsReport
 from .notebook_html import TEMPLATES, Cells
 from .results import FigureRecord, ResultFile, Status
 from .study import Study
 from .table import Table
-from .text import claimed_text, duration
+from .text import claimed_text, duration, environment_rows, machine_phrase
 
 STATUSES = {
     Status.PASSED: Badge("ran", "✓", "good"),  # "passed" would read as a verdict on its claims
@@ -45,6 +45,7 @@ DAMAGED = Badge("unreadable", "!", "bad")
 HEADLINES = 6
 NOISY = 0.03  # median difference of A/A controls from which a report warns
 OWN = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
+GENERATED = ("random:", "synthetic:")  # graphs and tables that are drawn
 OWN_STUDY = "your_model"
 # what a reader's GNN gains by `swap` or one call: whole models first, then layers, then a sum
 SWAPPED = ("whole_models", "zoo_models", "graph_transformer", "zoo", "gat_layer", "sage_layer", "neighbour_sum")
@@ -52,7 +53,7 @@ FALSE, LESS, UNSURE = "Does not pay here", "Pays less here", "Pays less here, if
 PAYS = "Pays here"
 
 
-class Finding(NamedTuple):
+class StudyFinding(NamedTuple):
     """What a study with a baseline says, in a sentence, and whether it is a gain; `href` leads to its figure."""
 
     study: str
@@ -71,10 +72,10 @@ class NotebookEntry:
     page: str | None = None  # NN_name.html, where there is one
     stopped: str | None = None  # the notebook of the run that failed, below the folder
     problems: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StudyFinding] = field(default_factory=list)
     cells: Cells = field(default_factory=Cells)  # of its executed notebook
     own: bool = False  # something of the reader's is in it
-    rows: list[Judged] = field(default_factory=list)  # claims and goals that rest on it
+    rows: list[ClaimResult] = field(default_factory=list)  # claims and goals that rest on it
     key: FigureRecord | None = None
     picture: str = ""  # the key figure's PNG as a data address
 
@@ -90,14 +91,17 @@ class NotebookEntry:
 
 def environment_card(environment: Mapping[str, Any]) -> str:
     """The environment of a run as a small HTML card that also looks right inside JupyterLab, light and dark."""
-    return _templates().get_template("macros.html.j2").module.card(provenance.in_rows(environment))
+    return _templates().get_template("macros.html.j2").module.card(environment_rows(environment))
 
 
 def own(values: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
-    """The parameters by which the reader named something that is not among the defaults; `declared` are those of the
-    notebook."""
-    named = {name: (values[name], declared[name].default) for name in OWN if name in declared and name in values}
-    return [n for n, (v, usual) in named.items() if (set(v) - set(usual) if isinstance(v, list) else v != usual)]
+    """The parameters that name something of the reader's own: no default, and nothing that is generated."""
+
+    def names(value: Any) -> set[str]:
+        return {name for name in (value if isinstance(value, list) else [value]) if not name.startswith(GENERATED)}
+
+    there = [name for name in OWN if name in declared and name in values]
+    return [name for name in there if names(values[name]) - names(declared[name].default)]
 
 
 # ---- the front page -------------------------------------------------------------------------------------------------
@@ -113,13 +117,13 @@ def build_site(out_dir: Path, fresh: str = "") -> Path:
     out_dir = Path(out_dir)
     if not out_dir.is_dir():
         raise GnnlabError(f"there is no folder {out_dir}; run something first: gnnlab run --params {out_dir.name}")
-    judged = ledger.judge(out_dir)
-    files.write_json(out_dir / ledger.RECORD, judged.to_dict())
+    judged = claims_report.judge(out_dir)
+    files.write_json(out_dir / claims_report.RECORD, judged.to_dict())
     stems = sorted({path.parent.parent.name for path in results.paths(out_dir)})
     entries = {stem[:2]: _entry(out_dir, stem, judged, fresh in ("", stem)) for stem in stems}
     ran = [entry.result for entry in entries.values() if entry.result]
 
-    def href(row: Judged) -> str:
+    def href(row: ClaimResult) -> str:
         entry = entries.get(row.notebook)
         return entry.page + _anchor(entry.result, row.study) if entry and entry.page else ""
 
@@ -137,12 +141,12 @@ def build_site(out_dir: Path, fresh: str = "") -> Path:
         gains=_gains(list(entries.values())),
         headlines=headlines(judged.rows),
         newest=max(ran, key=lambda result: result.started, default=None),
-        machines=sorted({provenance.in_a_phrase(result.environment) for result in ran}),
+        machines=sorted({machine_phrase(result.environment) for result in ran}),
     )
     return path
 
 
-def _entry(out_dir: Path, stem: str, judged: Ledger, fresh: bool) -> NotebookEntry:
+def _entry(out_dir: Path, stem: str, judged: ClaimsReport, fresh: bool) -> NotebookEntry:
     """What the front page says of a notebook, whose own page is written where it is `fresh` or not there."""
     entry, page = NotebookEntry(stem), out_dir / f"{stem}.html"
     path, failed = results.newest(out_dir, stem)
@@ -163,7 +167,7 @@ def _entry(out_dir: Path, stem: str, judged: Ledger, fresh: bool) -> NotebookEnt
     return entry
 
 
-def _gains(entries: Sequence[NotebookEntry]) -> list[tuple[NotebookEntry, Finding]]:
+def _gains(entries: Sequence[NotebookEntry]) -> list[tuple[NotebookEntry, StudyFinding]]:
     """What makes the reader's GNN faster: first of the reader's own models, then of whole models, layers and sums."""
     found = [(entry, one) for entry in entries for one in entry.findings if one.pays and entry.page]
     mine = [(entry, one) for entry, one in found if entry.own and one.study == OWN_STUDY]
@@ -182,7 +186,7 @@ def _render(entry: NotebookEntry, path: Path, page: Path, fresh: bool) -> None:
     entry.key = next((figure for figure in result.figures if figure.key), next(iter(result.figures), None))
     entry.picture = _picture(path.parent / entry.key.png) if entry.key else ""
     entry.cells = notebook_html.read(executed, result.figures, entry.key.name if entry.picture else "", whole=fresh)
-    declared = parameters.declared(executed) if executed.exists() else {}
+    declared = discovery.declared(executed) if executed.exists() else {}
     entry.own, entry.findings = bool(own(result.parameters, declared)), _findings(result)
     if fresh:
         _write_page(
@@ -196,7 +200,7 @@ def _render(entry: NotebookEntry, path: Path, page: Path, fresh: bool) -> None:
             parts=parts(entry.rows),
             href=lambda row: _anchor(result, row.study),
             meanings={name: parameter.meaning for name, parameter in declared.items()},
-            machine=provenance.in_a_phrase(result.environment),
+            machine=machine_phrase(result.environment),
             noise=noise(result),
         )
     entry.page = page.name
@@ -214,12 +218,14 @@ def _anchor(result: ResultFile | None, study: str) -> str:
     return f"#fig-{study if study in names else names[0]}" if names else ""
 
 
-def _findings(result: ResultFile) -> list[Finding]:
+def _findings(result: ResultFile) -> list[StudyFinding]:
     """What each study with a baseline says, a line each; those with a gain first."""
     table, titles = Table(result.rows), {figure.name: figure.title.partition(":")[0] for figure in result.figures}
     studies = dict.fromkeys(row.study for row in table if row.ratio is not None and row.form != CONTROL)
     of_rows = [Study(name, table.select(name), label=titles.get(name, "")) for name in studies]
-    found = [Finding(one.name, one.finding(), one.fastest() is not None, _anchor(result, one.name)) for one in of_rows]
+    found = [
+        StudyFinding(one.name, one.finding(), one.fastest() is not None, _anchor(result, one.name)) for one in of_rows
+    ]
     return sorted(found, key=lambda one: not one.pays)
 
 
@@ -237,7 +243,7 @@ def noise(result: ResultFile) -> str | None:
 # ---- claims in the order of what matters ----------------------------------------------------------------------------
 
 
-def distance_to_claim(row: Judged) -> float:
+def distance_to_claim(row: ClaimResult) -> float:
     """How far the interval lies from what was claimed: in logarithms of a ratio, else relative to the claim. 0 where it
     reaches into the claim, -1 without a number."""
     if row.value is None:
@@ -253,7 +259,7 @@ def distance_to_claim(row: Judged) -> float:
     return math.log1p(abs(near - claimed) / (abs(claimed) or 1.0))
 
 
-def parts(rows: Iterable[Judged]) -> list[tuple[str, str, list[Judged]]]:
+def parts(rows: Iterable[ClaimResult]) -> list[tuple[str, str, list[ClaimResult]]]:
     """Claims and goals apart, where there are any: (anchor, heading, rows), the farthest from its claim first, what has
     no number last."""
     rows = sorted(rows, key=lambda row: -distance_to_claim(row))
@@ -262,7 +268,7 @@ def parts(rows: Iterable[Judged]) -> list[tuple[str, str, list[Judged]]]:
     return [part for part in both if part[2]]
 
 
-def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
+def headlines(rows: Sequence[ClaimResult]) -> list[tuple[str, ClaimResult]]:
     """What of the documents' advice matters: (`FALSE`, `UNSURE`, `LESS` or `PAYS`, row), one of a study.
 
     First advice that is wrong on this machine, at most half of `HEADLINES` if as much pays; then advice that pays, by
@@ -280,7 +286,7 @@ def headlines(rows: Sequence[Judged]) -> list[tuple[str, Judged]]:
     return lines + [(PAYS, row) for row in pays[: HEADLINES - len(lines)]]
 
 
-def _one_of_a_study(rows: Sequence[Judged]) -> list[Judged]:
+def _one_of_a_study(rows: Sequence[ClaimResult]) -> list[ClaimResult]:
     first = {row.study: row for row in reversed(rows)}
     return [row for row in rows if first[row.study] is row]
 
@@ -305,12 +311,12 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"moment": lambda iso: f"{iso[:10]} {iso[11:16]} UTC", "duration": duration}
-    environment.globals |= {"environment_rows": provenance.in_rows, "counts": _counts}
+    environment.globals |= {"environment_rows": environment_rows, "counts": _counts}
     environment.globals |= {"claimed_text": claimed_text, "widened": f"{100 * (claims.TOLERANCE - 1):.0f} %"}
     return environment
 
 
-def _counts(rows: Sequence[Judged]) -> list[tuple[Badge, int]]:
+def _counts(rows: Sequence[ClaimResult]) -> list[tuple[Badge, int]]:
     """How many rows have each verdict; verdicts without a row are left out."""
     counts = Counter(row.badge for row in rows)
-    return [(badge, counts[badge]) for badge in ledger.VERDICTS.values() if badge in counts]
+    return [(badge, counts[badge]) for badge in claims_report.VERDICTS.values() if badge in counts]

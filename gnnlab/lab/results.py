@@ -78,19 +78,19 @@ class ResultFile(Strict):
     seconds: float = Field(0, ge=0)
 
     @classmethod
-    def begun(cls, notebook: str, params_set: str, parameters: dict[str, Any]) -> ResultFile:
-        """That of a run that begins now; it has failed until it has `ended`."""
+    def start(cls, notebook: str, params_set: str, parameters: dict[str, Any]) -> ResultFile:
+        """The result file of a run that starts now; its status is failed until `finish`."""
         known = {"notebook": notebook, "params_set": params_set, "parameters": parameters, "status": Status.FAILED}
         return cls(run=uuid.uuid4().hex, started=datetime.now(UTC).isoformat(timespec="milliseconds"), **known)
 
-    def ended(self, status: str, reason: str | None, **fields: Any) -> ResultFile:
-        """That of a run that ends now, with its time."""
+    def finish(self, status: str, reason: str | None, **fields: Any) -> ResultFile:
+        """The result file of a run that ends now, with its duration."""
         took = datetime.now(UTC) - datetime.fromisoformat(self.started)
         known = {"status": Status(status), "reason": reason, "seconds": round(max(0.0, took.total_seconds()), 1)}
         return self.model_copy(update=known | fields)
 
 
-def claim(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make `folder` an outputs folder. Raises `GnnlabError` where it has files in it and is none."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MARK).exists() and {path.name for path in folder.iterdir()} - {LOCK}:
@@ -101,10 +101,10 @@ def claim(folder: Path) -> None:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which `claim` makes or refuses, for this process; another that runs into it is a `GnnlabError`.
-    What a killed process left of its run goes.
+    """Hold `folder` (`make_folder`) for this process; another that runs into it is a `GnnlabError`. What a killed
+    process left of its run goes.
     """
-    claim(folder)
+    make_folder(folder)
     with locked(folder, "runs notebooks into") as held:
         for left in folder.glob(f"{UNFINISHED}*") if held else ():  # without locks it may be another's
             shutil.rmtree(left, ignore_errors=True)
@@ -132,7 +132,7 @@ def put(place: Path, notebook: str) -> Path:
 
 
 def number(run: Path) -> int:
-    """Of the folder of a run; runs of earlier versions have moments for names."""
+    """Of the folder of a run; those of docs/reference-runs have moments for names."""
     return int(re.sub(r"\D", "", run.name) or 0)
 
 
@@ -174,7 +174,7 @@ def readable(folder: Path, notebook: str) -> Iterator[tuple[Path, ResultFile]]:
 
 
 def newest(folder: Path, notebook: str) -> tuple[Path | None, Path | None]:
-    """The result file of the newest run that passed or skipped itself, and that of the newest that failed since."""
+    """The result files of the newest run that passed or was skipped, and of the newest failure after it."""
     failed = None
     for path, result in readable(folder, notebook):
         if result.status in GOOD:

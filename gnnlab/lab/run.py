@@ -27,8 +27,8 @@ import gnnswap
 from gnnlab import errors, files, machine
 from gnnlab.errors import GnnlabError
 
-from . import discovery, parameters, results
-from .discovery import Request
+from . import discovery, results
+from .discovery import RunRequest
 from .results import ResultFile, Status
 from .text import duration
 
@@ -93,13 +93,13 @@ def _say(notebook: Path, word: str, *notes: str | None) -> None:
 
 
 def _left_out(
-    request: Request, notebook: Path, ended: Mapping[str, Status], missing: bool
+    request: RunRequest, notebook: Path, statuses: Mapping[str, Status], missing: bool
 ) -> tuple[Status, str] | None:
     """The status of a notebook that cannot run, or with `missing` need not, and why."""
     if not (request.params / f"{notebook.stem}.yaml").exists():
         return Status.SKIPPED, f"{request.params.name} has no {notebook.stem}.yaml"
-    for number in parameters.about(notebook).get("needs", ()):
-        path, now = results.newest(request.folder, f"{number}_*")[0], ended.get(number, Status.PASSED)
+    for number in discovery.about(notebook).get("needs", ()):
+        path, now = results.newest(request.folder, f"{number}_*")[0], statuses.get(number, Status.PASSED)
         if now is not Status.PASSED or path is None or results.read(path).status is not Status.PASSED:
             first = f"gnnlab run {number} --params {request.params_set}"
             return Status.SKIPPED, f"it needs notebook {number}, which has not passed: {first}"
@@ -109,12 +109,12 @@ def _left_out(
     return None
 
 
-def _run_once(request: Request, notebook: Path, scratch: Path) -> ResultFile:
+def _run_once(request: RunRequest, notebook: Path, scratch: Path) -> ResultFile:
     """Run a notebook, and put its run in place: what it wrote itself, or the reason why it did not pass."""
     if busy := machine.warning():
         print(busy)
-    values, limit_s = request.values[notebook.stem], 60 * parameters.about(notebook).get("timeout_minutes", 60)
-    result, source = ResultFile.begun(notebook.stem, request.params.name, values), made_from(notebook, values)
+    values, limit_s = request.values[notebook.stem], 60 * discovery.about(notebook).get("timeout_minutes", 60)
+    result, source = ResultFile.start(notebook.stem, request.params.name, values), made_from(notebook, values)
     with results.place(request.folder) as place:
         path = place / results.RESULT
         status, reason = execute(notebook, place / results.NOTEBOOK, values, limit_s, scratch)
@@ -123,7 +123,7 @@ def _run_once(request: Request, notebook: Path, scratch: Path) -> ResultFile:
             status, reason = result.status, result.reason
         elif status is Status.PASSED:
             status, reason = Status.FAILED, f"it ended without writing {path.name}; its last cell has to call finish"
-        result = result.ended(status, reason, made_from=source)
+        result = result.finish(status, reason, made_from=source)
         results.write(path, result)
         results.put(place, notebook.stem)
     return result
@@ -150,7 +150,7 @@ def execute(
     """
     from papermill import PapermillExecutionError, execute_notebook
 
-    for name in ("papermill", "traitlets"):
+    for name in ("papermill", "traitlets", "asyncio"):  # the last tells of a kernel that was stopped
         logging.getLogger(name).setLevel(logging.CRITICAL)
     kernel, ends = _kernel(output.parent, scratch), time.monotonic() + timeout_s
     free_gib, how_far = psutil.virtual_memory().available / 2**30, "the executed notebook shows how far it came"

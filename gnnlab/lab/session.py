@@ -35,7 +35,7 @@ from gnnlab.measure import estimates
 from gnnlab.measure.estimates import CONTROL
 from gnnswap.errors import one_line
 
-from . import discovery, ledger, parameters, plot_style, provenance, ratios, report, results
+from . import claims_report, discovery, plot_style, ratios, report, results
 from . import table as tables
 from .results import END, PLACE, FigureRecord, ResultFile, Status
 from .study import Study, headed
@@ -55,26 +55,26 @@ MEASURED = {"unit": "ms", "better": "lower", "origin": Origin.MEASURED}  # of a 
 class Lab:
     """One run of one notebook, whose `globals()` hold its parameters.
 
-    `parameters` holds the checked values as attributes, `folder` is where outputs go (`output_dir`, below the
-    repository), `table` what was recorded, `yours` the names of the parameters (models, graph, ...) by which the reader
-    named something of their own. What `outputs/lab`, the default, does not hold is read from `outputs/quick`.
-    Raises `GnnlabError`: a parameter is unknown, of another type or out of range; before anything was computed.
+    `parameters`: the checked values as attributes. `folder`: where outputs go (`output_dir`, below the repository).
+    `table`: the recorded rows. `yours`: the parameters (models, graph, ...) that name something of the reader's own.
+    Outputs of earlier notebooks that `outputs/lab`, the default, lacks are read from `outputs/quick`.
+    Raises `GnnlabError` before anything is computed: a parameter is unknown, of another type or out of range.
     """
 
     def __init__(self, notebook: str, namespace: Mapping[str, Any]) -> None:
         base = discovery.root()
-        declared = parameters.declared(base / "notebooks" / f"{notebook}.ipynb")
-        values = parameters.from_namespace(namespace, declared)
+        declared = discovery.declared(base / "notebooks" / f"{notebook}.ipynb")
+        values = discovery.from_namespace(namespace, declared)
         self.yours = report.own(values, declared)
         pd.set_option("display.max_colwidth", None)  # a reason that is cut off is none
         pd.set_option("display.float_format", number)  # three digits, thousands separated
         self.notebook = notebook
         self.folder = discovery.output_folder(base, values["output_dir"])
         self._earlier = [self.folder, base / discovery.QUICK] if self.folder == base / discovery.LAB else [self.folder]
-        results.claim(self.folder)
+        results.make_folder(self.folder)
         self.parameters = SimpleNamespace(**values)
-        self.environment = provenance.collect()
-        self.begun = ResultFile.begun(notebook, self.folder.name, values)
+        self.environment = machine.environment()
+        self._started = ResultFile.start(notebook, self.folder.name, values)
         self.table = Table()
         self.figures: list[FigureRecord] = []
         self._own = None if PLACE in os.environ else tempfile.TemporaryDirectory(prefix="gnnlab-")
@@ -83,7 +83,7 @@ class Lab:
         if self._own and (busy := machine.warning(self.environment)):  # the runner says it itself
             self.say(f"**{busy[0].upper()}{busy[1:]}.**")
 
-    def left(self, name: str) -> Path:
+    def input(self, name: str) -> Path:
         """The folder `name` that earlier notebooks left, as "stages"."""
         return next((f / name for f in self._earlier if (f / name).exists()), self.folder / name)
 
@@ -187,23 +187,27 @@ class Lab:
         """The rows recorded so far under a name: to plot, to show as a table, to compute with."""
         return Study(name, self.table.select(name), self)
 
-    def _put(self, samples: Sequence[float] | None = None, held: Conditions | None = None, **fields: Any) -> None:
-        """Add a row. Value, interval and n follow from `samples` where it has some; conditions that `fields` leave out
-        are those that were `held`, or those of torch now. A bare "cpu" or "cuda:0" becomes the device's name.
+    def _put(self, samples: Sequence[float] | None = None, conditions: Conditions | None = None, **fields: Any) -> None:
+        """Add a row. Value, interval and n follow from `samples` where it has some; what `fields` leave out is
+        as `conditions` say, or as torch is set now. A bare "cpu" or "cuda:0" becomes the device's name.
         """
         import torch
 
         from gnnlab.measure.conditions import Conditions
 
-        held, device = held or Conditions.now(), str(fields.get("device", "cpu"))
+        conditions, device = conditions or Conditions.now(), str(fields.get("device", "cpu"))
         if bare := re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device):
             kind, at = bare[1].upper(), int(bare[2] or 0)
             names = [d["name"] for d in self.environment["devices"] if d["kind"] == kind]
             device = f"{kind} {names[at]}" if at < len(names) else kind
-        of_torch = {"runtime": f"torch {torch.__version__}", "threads": held.threads * device.startswith("CPU")}
+        of_torch = {"runtime": f"torch {torch.__version__}", "threads": conditions.threads * device.startswith("CPU")}
         fields = of_torch | {"precision": "float32"} | fields | {"device": device}
-        if held.precision != "highest" and fields["runtime"].startswith("torch") and fields["precision"] == "float32":
-            fields["precision"] += f", matmul precision {held.precision}{' (TF32)' * device.startswith('CUDA')}"
+        if (
+            conditions.precision != "highest"
+            and fields["runtime"].startswith("torch")
+            and fields["precision"] == "float32"
+        ):
+            fields["precision"] += f", matmul precision {conditions.precision}{' (TF32)' * device.startswith('CUDA')}"
         if fields.get("status", "ok") != "ok" or samples is None or not len(samples):
             samples = None  # a row without a number rests on none
         else:
@@ -243,9 +247,9 @@ class Lab:
             where = shlex.quote(self.parameters.output_dir)
             self.say(f"After the last cell, in a terminal in the repository, the report: `gnnlab report {where}`")
 
-    def judged(self) -> list[ledger.Judged]:
+    def judged(self) -> list[claims_report.ClaimResult]:
         """The claims of this notebook, judged by this run alone."""
-        return ledger.judge_runs([(self._result(Status.PASSED, None), self.table)])
+        return claims_report.judge_runs([(self._result(Status.PASSED, None), self.table)])
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -261,11 +265,11 @@ class Lab:
             return results.put(place, self.notebook) / results.RESULT
 
     def _result(self, status: Status, reason: str | None) -> ResultFile:
-        return self.begun.ended(
+        return self._started.finish(
             status,
             reason,
-            made_from=self.begun.run,  # alike to no other, as cells may have been changed; `gnnlab run` knows better
-            environment=self.environment | {"finished": provenance.state()},
+            made_from=self._started.run,  # alike to no other, as cells may have been changed; `gnnlab run` knows better
+            environment=self.environment | {"finished": machine.state()},
             figures=self.figures,
         )
 
@@ -296,7 +300,7 @@ class Lab:
         if shell := get_ipython():
             shell.input_transformers_post.append(lambda lines: ["pass\n"])
 
-    def need(self, notebook: str) -> ResultFile:
+    def requires(self, notebook: str) -> ResultFile:
         """The result of another notebook; where it is missing, one line says which to run first."""
         for folder in self._earlier:
             if path := results.newest(folder, f"{notebook}_*")[0]:

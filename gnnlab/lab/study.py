@@ -5,7 +5,6 @@ gat.plot()                                             # bars of the ratio over 
 gat.only(features=64).plot("value", x="size")          # lines, of a part of the rows
 cells.heat(row="stage", column="size", panel="device") # a map for each device
 models.marks(row="exporter", column="stage")           # what ran, what failed and why
-times.scatter(x="measured", y="predicted")             # two forms of the same cells, and the line of equality
 """
 
 from __future__ import annotations
@@ -134,24 +133,36 @@ class Study:
         """The rows over a baseline, without the control."""
         return [row for row in self._valued if row.form != CONTROL and row.ratio is not None]
 
+    def _wins(self) -> str:
+        """How often each form is the best: "Time of a stage, lowest in 15 cases: openvino:CPU 12, torch:CPU 3"; ""
+        unless measured forms share cases, and less or more is better in all of them."""
+        measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.form != CONTROL]
+        cases: dict[Any, list[Row]] = {}
+        for row in measured:
+            cases.setdefault(row.id[1], []).append(row)
+        shared, better = [rows for rows in cases.values() if len(rows) > 1], {row.better for row in measured}
+        if not shared or better not in ({"lower"}, {"higher"}):
+            return ""
+        best, word = (min, "lowest") if better == {"lower"} else (max, "highest")
+        wins = Counter(best(rows, key=lambda row: row.value).form for rows in shared).most_common()
+        counts = ", ".join(f"{form} {count}" for form, count in wins)
+        return f"{self.title}, {word} in {len(shared)} cases: {counts}"
+
     def _range(self) -> str:
-        """The least and the largest value, of measured rows where there are any; of shares the largest alone."""
+        """The largest value, of measured rows where there are any: "Time of a stage: up to 50 ms (UPDATE, torch)"."""
         measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.form != CONTROL]
         rows = sorted(measured or self._valued, key=lambda row: row.value)
         if not rows:
             return f"{self.title}: nothing was measured"
         if len(units := dict.fromkeys(row.unit for row in rows)) > 1:
             return f"{self.title}: {len(rows)} numbers in {' and '.join(units)}"
-        unit, several, ends = rows[0].unit, len({row.form for row in rows}) > 1, []
-        unit = "count" if self.label.endswith(f" {unit}") else unit  # the title says it
-        for row in (rows[0], rows[-1]):
-            cell = text.cell_name(row.keys, self.keys)
-            name = ", ".join(dict.fromkeys(filter(None, [cell, row.form if several or not cell else ""])))
-            value = text.size(row.value) if unit == "MiB" else text.with_unit(row.estimate, unit)[0]
-            ends.append(f"{value} ({name})")
-        statistic = f", {STATISTICS[rows[0].statistic]}" if rows[0].statistic in STATISTICS else ""
-        said = ends[0] if len(rows) == 1 else f"up to {ends[1]}" if unit == "share" else f"from {' to '.join(ends)}"
-        return f"{self.title}{statistic}: {said}"
+        row, several = rows[-1], len({row.form for row in rows}) > 1
+        unit = "count" if self.label.endswith(f" {row.unit}") else row.unit  # the title says it
+        value = text.size(row.value) if unit == "MiB" else text.with_unit(row.estimate, unit)[0]
+        cell = text.cell_name(row.keys, self.keys)
+        name = ", ".join(dict.fromkeys(filter(None, [cell, row.form if several or not cell else ""])))
+        statistic = f", {STATISTICS[row.statistic]}" if row.statistic in STATISTICS else ""
+        return f"{self.title}{statistic}: {'up to ' * (len(rows) > 1)}{value} ({name})"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
@@ -204,7 +215,8 @@ class Study:
             frame = frame.assign(baseline="over " + frame["baseline"])
         axes = {"row": row, "column": column, "panel": panel, "label": text.axis_label(label, unit)}
         by = f"{text.plain(row)} and {text.plain(column)}, one map for each {text.plain(panel)}"
-        self._show(plots.heat(frame, **axes, title=self.finding()), "heat", f"Heat maps: {label} by {by}", key)
+        title = self._wins() or self.finding()
+        self._show(plots.heat(frame, **axes, title=title), "heat", f"Heat maps: {label} by {by}", key)
 
     def marks(self, *, row: str, column: str, key: bool = False) -> None:
         """A matrix of what became of each pair of two keys or fields: ok, or not, with the reasons listed below.
@@ -231,33 +243,6 @@ class Study:
             lines.append(f"- {reason} ({'; '.join(at)})")
         if lines:
             self._lab.say("\n".join(lines))
-
-    def scatter(self, *, x: str, y: str, by: str | None = None, key: bool = False) -> None:
-        """Points of two numbers: two forms in the same cells, with the line of equality, or two keys or fields.
-
-        `by` is the key or field that tells points apart, the form unless `x` and `y` are forms.
-        """
-        frame, label, unit = self._numbers("value")
-        if frame.empty:
-            return
-        title, labels, line = self.finding(), {x: text.plain(x), y: text.plain(y)}, ""
-        if equal := {x, y} <= set(frame["form"]):
-            frame = _paired(frame, x, y)
-            if frame.empty:
-                return self._lab.say(f"{self.title}: {x} and {y} have no case in common.")
-            off, far = 100 * (frame[y] / frame[x] - 1).abs(), "%"
-            if unit == "%":
-                off, far = (frame[y] - frame[x]).abs(), "percentage points"
-            middle, most = (f"{text.number(value)} {far}" for value in (off.median(), off.max()))
-            title = f"{self.title}: {text.plain(y)} is off {text.plain(x)} by {middle} in the median, {most} at most"
-            line = f", {len(off)} cases with the line of equality"
-            labels = {name: text.axis_label(text.plain(name), unit) for name in (x, y)}
-        else:
-            self._need(x, y, numbers=True)
-            by, labels["value"] = by or "form", text.axis_label(label, unit)
-        axes = {"x": x, "y": y, "x_label": labels[x], "y_label": labels[y]}
-        fig = plots.points(frame, **axes, hue=by, equal=equal, title=title)
-        self._show(fig, "scatter", f"Points: {labels[y]} over {labels[x]}{line}", key)
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
@@ -299,8 +284,9 @@ class Study:
             if form == CONTROL:
                 lines.append(f"- {rows[0].baseline} against itself (A/A): {text.gain_text(gain)}")
             else:
-                error = text.error_text(max(row.parity_error or 0.0 for row in rows))
-                lines.append(f"- {form}: {text.gain_text(gain)}, {error}")
+                errors = [row.parity_error for row in rows if row.parity_error is not None]
+                error = f", {text.error_text(max(errors))}" if errors else ""
+                lines.append(f"- {form}: {text.gain_text(gain)}{error}")
         for form, reason in self.failed.items():
             statuses = [row.status != "ok" for row in self.rows if row.form == form]
             lines.append(f"- {form}: not timed in {sum(statuses)} of {len(statuses)} cases: {reason}")
@@ -364,14 +350,6 @@ def _value_text(row: Row, unit: str | None) -> str:
         return row.status
     factor, own = text.shown_as(row.unit)
     return text.estimate_text(row.estimate, factor) + ("" if unit else f" {own}")
-
-
-def _paired(frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """A row for each cell in which both forms have a number: those of a form under its name, the origin of `y`."""
-    keys = [name for name in frame if name not in FIELDS]
-    wide = frame.set_index([*keys, "form"])[[*ENDS, "origin"]].unstack("form", sort=False)
-    wide.columns = [form if of == "value" else f"{form}_{of}" for of, form in wide.columns]
-    return wide.dropna(subset=[x, y]).reset_index().rename(columns={f"{y}_origin": "origin"})
 
 
 def headed(frame: pd.DataFrame, first: str) -> pd.DataFrame:

@@ -7,7 +7,7 @@ alike: so one number reads the same everywhere on a page.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnnlab.measure.estimates import Estimate
@@ -93,7 +93,7 @@ def _parts(estimate: Estimate, factor: float) -> tuple[str, str]:
 
 
 def error_text(error: float) -> str:
-    """ "largest relative error 2.3e-07", or that what was compared, which may be a loss alone, is equal."""
+    """ "largest relative error 2.3e-07"; of 0 "equal where compared", which may be a loss alone."""
     return f"largest relative error {error:.1e}" if error else "equal where compared"
 
 
@@ -117,11 +117,11 @@ def duration(seconds: float) -> str:
 
 
 def plain(name: str) -> str:
-    """A name for a reader, its unit in brackets: "planted bandwidth (GB/s)" of `planted_bandwidth_gb_s`."""
+    """A name for a reader, its unit in brackets: "copy bandwidth (GB/s)" of `copy_bandwidth_gb_s`."""
     for ending, (quantity, unit) in UNITS.items():
         if f"_{name}".endswith(f"_{ending}"):
             return f"{name.removesuffix(ending).strip('_').replace('_', ' ') or quantity} ({unit})"
-    return "processing unit" if name == "pu" else name.replace("_", " ")  # as S4 calls it
+    return name.replace("_", " ")
 
 
 def axis_label(label: str, unit: str) -> str:
@@ -150,7 +150,52 @@ def words_of(wanted: Any) -> str:
     return ", ".join(words[:2]) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |" for cells in lines]
+# ---- the environment of a run ---------------------------------------------------------------------------------------
+
+
+def machine_phrase(environment: Mapping[str, Any]) -> str:
+    """The machine in one phrase: "AMD EPYC 9R14, 2 cores, torch 2.13.0", or "1.5 of 8 logical cores" of a run that
+    might use no more.
+    """
+    cpu, versions = environment.get("cpu") or {}, environment.get("versions") or {}
+    cores, logical = cpu.get("cores"), cpu.get("logical")
+    usable = min(filter(None, (cpu.get("usable"), cpu.get("quota"))), default=logical)
+    text = f"{cores} core{'s' * (cores != 1)}" if usable == logical else f"{usable:g} of {logical} logical cores"
+    others = [device["name"] for device in environment.get("devices") or () if device["kind"] != "CPU"]
+    torch = versions.get("torch")
+    parts = [cpu.get("model") or "an unnamed processor", cores and text, *others, torch and f"torch {torch}"]
+    return ", ".join(filter(None, parts))
+
+
+LABELS = {  # what a reader sees in place of a name of the JSON
+    "dirty": "uncommitted changes",
+    "memory_gb": "memory (GB)",
+    "usable": "cores that the run might use",
+    "omp_num_threads": "OMP_NUM_THREADS",
+    "float32_products": "precision of float32 products",
+    "load": "load (1, 5, 15 min)",
+    "others_percent": "used by other programs (%)",
+    "steal_percent": "taken by other guests (%)",
+    "finished": "at its end",
+}
+
+
+def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) of what the environment holds, in words; what the system did not tell is left out."""
+    rows = [
+        (LABELS.get(name, name.removesuffix("_bytes").replace("_", " ")), _environment_text(name, value))
+        for name, value in environment.items()
+    ]
+    return [(name, words) for name, words in rows if words]
+
+
+def _environment_text(name: str, value: Any) -> str:
+    """ "model AMD EPYC, cores 2" of a mapping; bytes as MiB."""
+    if isinstance(value, Mapping):
+        return ", ".join(" ".join(row) for row in environment_rows(value))
+    if isinstance(value, list):
+        between = "; " if value and isinstance(value[0], Mapping) else " "
+        return between.join(_environment_text(name, one) for one in value)
+    if name.endswith("_bytes") and value is not None:
+        return f"{value / 2**20:g} MiB"
+    return "" if value is None else str(value)

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as torch names them
-_COMPILE_OPTIONS = frozenset(inspect.signature(torch.compile).parameters)
-RECOMPILE_LIMIT = 64  # of one code, where torch has none of its own for each that is compiled
 OWN_PRECISIONS = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
 
 
@@ -28,17 +26,6 @@ def products() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # torch refuses where they were set by backend: `torch.backends.cuda.matmul.fp32_precision`
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-
-
-def compiled(form: Callable[..., Any], **options: Any) -> Any:
-    """`torch.compile(form, **options)`. A torch without `recompile_limit` and `isolate_recompiles` (before 2.13) gets
-    one limit for all that is compiled, so high that no form runs uncompiled in silence."""
-    lacking = options.keys() - _COMPILE_OPTIONS
-    if lacking:
-        from torch._dynamo import config  # loading it takes a second
-
-        config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
-    return torch.compile(form, **{name: value for name, value in options.items() if name not in lacking})
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def median_interval(samples: Sequence[float]) -> Ends | None:
 def interval_so_far(samples: Sequence[float]) -> Ends:
     """Interval of the median of samples (n,) in their order, without resampling: for decisions while sampling."""
     x = np.asarray(samples, dtype=float)
-    ends = [*order_interval(x), *_changes(x, np.median)]
+    ends = [*order_interval(x), *_changes(x)]
     return min(ends), max(ends)
 
 
@@ -118,16 +118,15 @@ def _rank(n: int) -> int:
     return int(np.searchsorted(bdtr(np.arange(n + 1), n, 0.5), (1 - _ORDER_CONFIDENCE) / 2))
 
 
-def _changes(rounds: np.ndarray, statistic: Callable[[np.ndarray], float]) -> list[float]:
-    """What an interval reaches to at least where the machine changed while `rounds` (n, ...) were taken.
+def _changes(samples: np.ndarray) -> list[float]:
+    """What an interval reaches to at least where the machine changed while `samples` (n,) were taken.
 
-    The statistic of the first and of the second half, for drift, and Student's interval of that of six blocks of
-    rounds (batch means), for states that last several rounds.
+    The median of the first and of the second half, for drift, and Student's interval of the medians of six blocks
+    (batch means), for states that last several samples.
     """
-    ends = [float(statistic(half)) for half in np.array_split(rounds, 2)]
-    if len(rounds) >= LEAST_OF_BLOCKS:
-        blocks = [statistic(block) for block in np.array_split(rounds, BLOCKS)]
-        ends += _student_interval(np.asarray(blocks))
+    ends = [float(np.median(half)) for half in np.array_split(samples, 2)]
+    if len(samples) >= LEAST_OF_BLOCKS:
+        ends += _student_interval(np.asarray([np.median(block) for block in np.array_split(samples, BLOCKS)]))
     return ends
 
 
@@ -163,32 +162,18 @@ def percentile(samples: Sequence[float], q: int) -> float | None:
     return float(np.percentile(samples, q)) if len(samples) >= PERCENTILE_FLOORS[q] else None
 
 
-def ratio(
-    baseline: Sequence[float], form: Sequence[float], control: Sequence[float] | None = None, *, of: str = "median"
-) -> Estimate:
-    """How many times as fast `form` is as `baseline`: their times (n,), one a round, of rounds that were interleaved.
+def ratio(baseline: Sequence[float], form: Sequence[float], control: Sequence[float] | None = None) -> Estimate:
+    """How many times as fast `form` is as `baseline`, the median of the ratios within a round.
 
-    The median of the ratios within a round, or with `of="mean"` the ratio of the mean times, which is that of
-    throughputs. `control` are times of the baseline run a second time in each round (A/A): what its ratio differs from
-    1 by is noise of this race, and widens the interval by the same factor on both sides.
+    The arguments are times (n,), one a round, of rounds that were interleaved. `control` are times of the baseline run
+    a second time in each round (A/A): what its ratio differs from 1 by is noise of this race, and widens the interval
+    by the same factor on both sides.
     """
     base, other = np.asarray(baseline, dtype=float), np.asarray(form, dtype=float)
     if base.shape != other.shape:
         raise ValueError(f"ratio: {base.size} times of the baseline, {other.size} of the form; each round needs both")
-    estimate = _of_means(base, other) if of == "mean" else summary(base / other)
+    estimate = summary(base / other)
     return estimate if control is None else estimate.widened(noise_floor(base, np.asarray(control, dtype=float)))
-
-
-def _of_means(base: np.ndarray, other: np.ndarray) -> Estimate:
-    """Ratio of the means; its logarithm's error from the rounds, which both share (the delta method)."""
-    value, n = float(base.mean() / other.mean()), len(base)
-    if n < LEAST_SAMPLES:
-        return Estimate(value, None, None, n)
-    factor = math.exp(_student_interval(base / base.mean() - other / other.mean())[1])
-    rounds = np.stack([base, other], axis=1)  # (n, 2)
-    ends = value / factor, value * factor, *_changes(rounds, lambda part: part[:, 0].mean() / part[:, 1].mean())
-    least, most = min(base / other), max(base / other)  # between which every ratio of means lies
-    return clamped(value, max(min(ends), float(least)), min(max(ends), float(most)), n)
 
 
 def noise_floor(baseline: np.ndarray, control: np.ndarray) -> float:

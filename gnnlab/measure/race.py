@@ -301,8 +301,8 @@ class Backward:
     """A forward and a backward pass: what `run()` gives, and the gradients of its tensors by `starts` along
     `directions(tensors)`, None where none flows. `.grad` stays as it is.
 
-    Reentrant checkpoints, as PyG's `DeepGCNLayer` has them, know `.backward()` alone: from the first call that says so
-    on, that is what is called.
+    Reentrant checkpoints (PyG's `DeepGCNLayer`) support `.backward()` alone: after the first call that says so, all
+    calls use it.
     """
 
     def __init__(

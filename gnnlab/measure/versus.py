@@ -4,8 +4,8 @@
     result = versus(slow, fast, graph, processes=5, seconds=2.0)
     result.speed, result.memory
 
-Both forms are made and compared in each process, then timed in turns. What differs from process to process (where
-arrays lie, which core it got) is in the interval only where there are several.
+Both forms are made and compared in each process, then timed in turns. The interval covers differences between processes
+(placement of arrays, choice of core) only if there are several.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Made:
         return importlib.import_module(self.target.partition(":")[0])
 
     def forget(self) -> None:
-        """Clear what functions of its module keep by `functools.cache`, so that it is made anew."""
+        """Clear what functions of its module keep by `functools.cache`, so that it is made again."""
         for each in vars(self._module).values():
             getattr(each, "cache_clear", int)()
 

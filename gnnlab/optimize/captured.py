@@ -25,11 +25,10 @@ from torch.utils import _pytree as pytree
 
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.measure.conditions import products
-from gnnlab.measure.restore import modules_in, unchanged
+from gnnlab.measure.restore import unchanged
 from gnnlab.measure.tensors import device_of
 from gnnlab.user_code import forked_random
 from gnnswap import parity
-from gnnswap.backends import random_state
 from gnnswap.errors import one_line
 from gnnswap.guards import plain_call
 from gnnswap.inputs import tensors_in
@@ -122,7 +121,6 @@ class _Replay:
         own = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         pairs = [(one, leaf) for one, leaf in zip(own, leaves, strict=True) if isinstance(leaf, Tensor)]
         self.inputs = [one.requires_grad_(leaf.requires_grad) for one, leaf in pairs]
-        self.uncaptured, self.leaves, self.arguments = forward, own, tree
         self.weights = [weight for weight in weights if weight.requires_grad]
         self.starts = [one for one in self.inputs if one.requires_grad] + self.weights
         self.number = 0  # of the last pass, which is the one in memory
@@ -178,29 +176,6 @@ class _Replay:
         self.back.replay()
         return [None if gradient is None else gradient.clone() for gradient in self.gradients]
 
-    def again(self, given: Sequence[Tensor], directions: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """What `backward` gives, by the module's own code, so that it can be differentiated once more.
-
-        Raises:
-            RuntimeError: the pass draws random numbers, of which it would draw others, or writes to buffers, as batch
-                norm does in training, which it would do twice.
-        """
-        rest = iter(one.view_as(one) for one in given)
-        leaves = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        arguments, named = pytree.tree_unflatten(leaves, self.arguments)
-        buffers = [buffer for module in modules_in(self.uncaptured) for buffer in module.buffers()]
-        versions = [buffer._version for buffer in buffers]
-        back = random_state(self.inputs[0].device if self.inputs else torch.device("cpu"))
-        ends = _ends(self.uncaptured(*arguments, **named))
-        if back() or versions != [buffer._version for buffer in buffers]:
-            raise RuntimeError(
-                "a captured pass that draws random numbers or writes to buffers has no second derivative: use the "
-                "model uncaptured, or in eval mode"
-            )
-        starts = [one for one in tensors if one.requires_grad] + self.weights
-        return torch.autograd.grad(ends, starts, directions, create_graph=True, allow_unused=True)
-
 
 class _Replayed(torch.autograd.Function):
     """A forward pass of a `_Replay` that autograd knows."""
@@ -209,7 +184,6 @@ class _Replayed(torch.autograd.Function):
     def forward(ctx: Any, replay: _Replay, given: Sequence[Tensor], *starts: Tensor) -> tuple[Tensor, ...]:
         results = replay.forward(given)
         ctx.replay, ctx.number = replay, replay.number
-        ctx.save_for_backward(*given)
         ctx.learns = [result.requires_grad for result in replay.results if isinstance(result, Tensor)]
         ctx.mark_non_differentiable(*(r for r, learns in zip(results, ctx.learns, strict=True) if not learns))
         return tuple(results)
@@ -218,8 +192,7 @@ class _Replayed(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [each for each, learns in zip(directions, ctx.learns, strict=True) if learns]
         if torch.is_grad_enabled():  # gradients of the gradients are wanted
-            with unchanged(ctx.replay.uncaptured, trains=False):
-                return None, None, *ctx.replay.again(ctx.saved_tensors, wanted)
+            raise RuntimeError("a captured model has no second derivative: use the model uncaptured")
         return None, None, *ctx.replay.backward(ctx.number, wanted)
 
 

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch_geometric.inspector import Inspector
 
 from gnnlab.measure.conditions import products
@@ -50,7 +49,7 @@ class ConstantOutput:
     """Outputs of modules, for each of their last arguments.
 
     An output is computed without gradients, and kept if meanwhile nothing changed that `ChangeDetector` compares, and
-    no random number was drawn. Each caller gets a copy, to write to.
+    no random number was drawn. Each caller gets a copy, to write to. An output that is no tensor is not kept.
 
     The module's own code runs, as if this were not there, where a call brings more than plain values (numbers, text,
     None, tuples of them), is traced, compiled or under autocast, and where something of the module cannot be compared.
@@ -77,15 +76,16 @@ class ConstantOutput:
         if detector.reason:
             return forward(*arguments, **named)
         if key in outputs:
-            return _copy(outputs[key])
+            return outputs[key].clone()
         draws = _random_states()
         with torch.inference_mode(False), torch.no_grad():
             output = forward(*arguments, **named)
-        if not (_can_be_copied(output, detector) and draws == _random_states() and detector.unchanged()):
+        plain = type(output) in _TENSORS and output.layout is torch.strided and not detector.shares_memory(output)
+        if not (plain and draws == _random_states() and detector.unchanged()):
             return output
         last = [*outputs.items(), (key, output)][-MOST_OUTPUTS:]
         self._kept[module] = detector, dict(last)
-        return _copy(output)
+        return output.clone()
 
 
 class ChangeDetector:
@@ -242,17 +242,3 @@ def _random_states() -> tuple:
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     of_torch = [state.numpy().tobytes() for state in (torch.get_rng_state(), *devices)]
     return *of_torch, random.getstate(), kind, words.tobytes(), more
-
-
-def _can_be_copied(output: Any, detector: ChangeDetector) -> bool:
-    """Is it made of plain values and of tensors that are no parts of the module?"""
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, _PLAIN):
-            continue
-        if type(leaf) not in _TENSORS or leaf.layout is not torch.strided or detector.shares_memory(leaf):
-            return False
-    return True
-
-
-def _copy(output: Any) -> Any:
-    return output.clone() if isinstance(output, Tensor) else pytree.tree_map_only(Tensor, Tensor.clone, output)

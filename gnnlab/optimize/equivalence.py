@@ -38,7 +38,7 @@ YOUR_GRAPH, INPUTS = "your graph", "your inputs"
 SAME_SIZE = "other edges, same size"
 HARD = "isolated nodes, repeated edges, self-loops"
 AGAIN = "your graph again"
-FEW = (YOUR_GRAPH, INPUTS, SAME_SIZE, HARD, AGAIN)  # for what is compiled anew for each size, in a minute
+FEW = (YOUR_GRAPH, INPUTS, SAME_SIZE, HARD, AGAIN)  # for what is compiled again for each size, in a minute
 _OTHERS = {  # nodes, edges
     HARD: (37, 91),
     "no edges": (11, 0),

@@ -93,6 +93,7 @@ def optimize(
     device: str | None = None,
     processes: int = 3,
     seconds: float = 0.5,
+    memory: bool = True,
     only: Sequence[str] | None = None,
     tell: Callable[[str], None] = lambda line: None,
     improved: Callable[[OptimizeReport], None] = lambda report: None,
@@ -100,8 +101,8 @@ def optimize(
     """Try every step, or those named in `only`, on the model of `module:factory` on a graph.
 
     `device`: where both are moved ("cpu", "cuda"); unless it is named, they stay where the factory made them. Each race
-    takes `processes` processes with `seconds` of sampling. `tell` gets the cost first, then lines of progress;
-    `improved` the report whenever a step was kept.
+    takes `processes` processes with `seconds` of sampling; with `memory` two more watch the peak of the whole.
+    `tell` gets the cost first, then lines of progress; `improved` the report whenever a step was kept.
 
     Raises:
         GnnlabError: in one line, whatever is wrong with the model or the graph, or two processes.
@@ -134,7 +135,7 @@ def optimize(
             tried = (*tried, replace(result, reason=why))
             report = replace(report, plan=new, whole=None if report.plan else raced, tried=tried, checked=checked)
             improved(report)
-    whole = _race(of, (), report.plan, memory=True, **racing) if report.plan else None
+    whole = _race(of, (), report.plan, memory=memory, **racing) if report.plan else None
     return replace(report, whole=whole, seconds=time.monotonic() - began)
 
 

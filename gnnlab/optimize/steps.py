@@ -50,7 +50,7 @@ _KEEPING = {  # variable of the environment: parameter of mallopt (M_MMAP_MAX, M
 class RewriteStep:
     """`why` says of a model and its batch why the step applies, and raises `GnnlabError` where it does not. `apply` is
     a function of this module, or a partial one with further arguments by name. `conflicts_with`: steps before it.
-    `compiles`: it is made anew for graphs of another size, which takes long."""
+    `compiles`: it is made again for graphs of another size, which takes long."""
 
     name: str
     why: Callable[[nn.Module, Any], str]
@@ -73,7 +73,7 @@ def user_model(
 ) -> tuple[nn.Module, Any]:
     """The model that a factory of the user's makes, and what its forward takes of the graph `data`; both on `device`
     where one is named."""
-    _, model, batch = models.of_the_user(factory, data, options)
+    _, model, batch = models.user_model(factory, data, options)
     if device is None:
         return model, batch
     return model.to(device), models.converted(batch, lambda tensor: tensor.to(device))

@@ -36,7 +36,6 @@ HOST = "CPU"  # in whose memory graphs come and results are left
 READ = "read"  # origin of what stands in a table of another machine
 ELSEWHERE = "They are of the machine that the tables were made on: none was measured here. Stages run one by one."
 LEAST_FIRST = (EXTRAPOLATED, INTERPOLATED, READ, MEASURED)  # origins, by what they say of a time
-SLOW_TO_LOAD = ("torch-compiled:CPU",)  # compiles each call for half a minute: only where it is named
 S4_FEATURES = 500
 NORMAL_95 = 1.96  # standard deviations
 
@@ -61,7 +60,7 @@ class Costs:
 
     @classmethod
     def measured(cls, tables: Path, stages: Path, devices: Sequence[str] = ()) -> Costs:
-        """The times and copies measured here, of the `devices` named; of none: this CPU's, but `SLOW_TO_LOAD`. Raises
+        """The times and copies measured here, of the `devices` named; of none: this CPU's. Raises
         `GnnlabError`: the journals are missing, a device is not known, or none has times.
         """
         fit, _, copies, _ = read(tables, stages)
@@ -73,7 +72,7 @@ class Costs:
         predictor = TimePredictor.fit(layer_of(layer, int(features)), fit, transfers)
         timed = predictor.devices
         processors = {name: registry.find(name).processor for name in (*timed, *devices)}  # in one order
-        usual = [name for name in timed if processors[name] == "CPU" and name not in SLOW_TO_LOAD]
+        usual = [name for name in timed if processors[name] == "CPU"]
         chosen = tuple(name for name in processors if name in (devices or usual))
         if not set(chosen) & set(timed):
             named, have = ", ".join(chosen) or "a device of this CPU", ", ".join(timed)

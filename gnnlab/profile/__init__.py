@@ -18,8 +18,8 @@ _HOME = {
     "get_peak_memory profile_memory_usage reset_memory_stats",
     "profile.runtime": "RuntimeProfiler RuntimeStats benchmark_function profile_backward profile_forward "
     "profile_pe_computation profile_training_step",
-    "profile.scaling": "ScalingExperiment generate_scaling_graphs run_layer_scaling run_memory_scaling "
-    "run_node_scaling run_pe_scaling",
+    "profile.memory_fit": "run_memory_scaling",
+    "profile.scaling": "ScalingExperiment generate_scaling_graphs run_layer_scaling run_node_scaling run_pe_scaling",
 }
 _MODULE_OF = {name: f"gnnlab.{module}" for module, names in _HOME.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

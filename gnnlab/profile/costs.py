@@ -71,7 +71,7 @@ def cost(func: torch._ops.OpOverload, args: tuple, kwargs: dict, output: Any) ->
 
 @cache
 def kind_of(func: torch._ops.OpOverload) -> str:
-    """free, fill, move, gather, scatter, bag, matrix, softmax, norm, reduce, elementwise or unknown."""
+    """free, fill, move, gather, scatter, segment_sum, matrix, softmax, norm, reduce, elementwise or unknown."""
     name = base_name(func)
     if func.namespace in ("profiler", "prim") or func.is_view or name in _FREE:
         return "free"
@@ -134,7 +134,7 @@ _NAMED: dict[str, frozenset[str]] = {
         "scatter scatter_add scatter_reduce index_add index_reduce index_put _unsafe_index_put _index_put_impl "
         "index_copy index_fill put bincount segment_reduce"
     ),
-    "bag": _words("_embedding_bag _embedding_bag_forward_only"),
+    "segment_sum": _words("_embedding_bag _embedding_bag_forward_only"),
     "softmax": _words("_softmax _log_softmax _safe_softmax _masked_softmax"),
     "norm": _words(
         "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit cudnn_batch_norm "
@@ -162,7 +162,7 @@ def _flops(kind: str, name: str, bound: Mapping[str, Any], output: Any) -> int:
     """FLOPs of everything but matrix products."""
     if kind in ("fill", "move", "gather"):
         return 0
-    if kind == "bag":
+    if kind == "segment_sum":
         weighted = isinstance(bound.get("per_sample_weights"), torch.Tensor)
         return bound["indices"].numel() * bound["weight"].shape[-1] * (2 if weighted else 1)
     if kind == "scatter":
@@ -297,7 +297,7 @@ def _touched(kind: str, name: str, tensor: torch.Tensor, bound: Mapping[str, Any
     size = span_bytes(tensor)
     if kind == "gather" and name in ("self", "weight"):
         return min(size, output.numel() * output.element_size())
-    if kind == "bag" and name == "weight":
+    if kind == "segment_sum" and name == "weight":
         return min(size, bound["indices"].numel() * tensor.shape[-1] * tensor.element_size())
     if kind == "scatter" and (target or name in ("src", "source")):
         source = _scattered(bound)

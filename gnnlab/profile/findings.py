@@ -1,5 +1,5 @@
-"""What a reader would not think to ask: outputs that do not depend on the input, arguments, buffers and parameters
-without effect, forward passes that differ.
+"""What is easily overlooked: outputs that do not depend on the input, arguments, buffers and parameters without effect,
+forward passes that differ under one seed.
 
     for finding in inspect(model, batch):
         print(finding.sentence)
@@ -21,13 +21,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
 
-from gnnlab.errors import GnnlabError, whole_numbers
+from gnnlab.errors import GnnlabError
 from gnnlab.measure.race import Backward, directions
 from gnnlab.measure.restore import ProfilingContext, set_seed, unchanged
 from gnnswap.inputs import call, tensors_in
 
 SEED = 42
-RUNS = 3  # compared with a first one, for nondeterminism
+RUNS = 10  # compared with a first one
 _NO_INPUT = {"y", "train_mask", "val_mask", "test_mask", "num_nodes", "ptr"}  # fields that no model is meant to read
 _NONE, _SHAPE_ONLY, _SOME = range(3)  # effects
 
@@ -36,8 +36,7 @@ _NONE, _SHAPE_ONLY, _SOME = range(3)  # effects
 class Finding:
     """One thing found: its kind, where, and a sentence for the reader.
 
-    Kinds: constant_output, shape_only, identical_rows, unused_argument, unused_buffer, unused_parameter,
-    nondeterministic.
+    Kinds: nondeterministic, constant_output, shape_only, unused_argument, unused_buffer, unused_parameter.
     """
 
     kind: str
@@ -57,38 +56,21 @@ def inspect(model: nn.Module, batch: Any) -> list[Finding]:
     """
     if not isinstance(model, nn.Module):
         raise GnnlabError(f"findings are about a torch.nn.Module, not about {type(model).__name__}")
-    model, findings = getattr(model, "_orig_mod", model), []  # what torch.compile wraps
-    name = type(model).__name__
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     eager = torch.compiler.set_stance("force_eager")
     with eager, unchanged(model), ProfilingContext(model, disable_dropout=False):
-        unseeded, seeded = (_equal_share(model, batch, RUNS, seed) for seed in (None, SEED))
-        if (share := min(unseeded, seeded)) < 1:
-            how = "with the same seed they agree" if seeded == 1 else "the same seed does not change that"
-            differ = f"{round((1 - share) * RUNS)} of {RUNS} forward passes on the same batch differ from the first"
-            findings.append(Finding("nondeterministic", name, f"{name} in eval mode: {differ}; {how}."))
-        if seeded == 1:  # else every comparison would see a difference
-            output = _output(model, batch)
-            findings += _described(model, batch, output, list(_effects(model, batch, output)))
-    return findings
-
-
-def deterministic_share(model: nn.Module, batch: Any, runs: int = 10) -> float:
-    """Share of `runs` forward passes that equal one before them bit by bit: eval mode, no dropout, the same seed."""
-    whole_numbers(1, runs=runs)
-    with ProfilingContext(model, seed=SEED):
-        return _equal_share(model, batch, runs, SEED)
-
-
-def _equal_share(model: nn.Module, batch: Any, runs: int, seed: int | None) -> float:
-    first = _output(model, batch, seed)
-    return sum(same_bits(first, _output(model, batch, seed)) for _ in range(runs)) / runs
+        output = _output(model, batch)
+        if differ := sum(not same_bits(output, _output(model, batch)) for _ in range(RUNS)):
+            name = type(model).__name__
+            sentence = f"{name}: {differ} of {RUNS} forward passes with the same batch and seed differ from the first."
+            return [Finding("nondeterministic", name, sentence)]  # no word on effects: everything would differ
+        return list(_described(model, batch, output, list(_effects(model, batch, output))))
 
 
 @torch.no_grad()
-def _output(model: nn.Module, batch: Any, seed: int | None = SEED) -> list[torch.Tensor]:
-    """The tensors of the output, as copies that nothing can change later."""
-    if seed is not None:
-        set_seed(seed)
+def _output(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+    """The tensors of the output under one seed, as copies that nothing can change later."""
+    set_seed(SEED)
     return [tensor.detach().clone() for tensor in tensors_in(call(model, batch))]
 
 
@@ -212,8 +194,6 @@ def _described(model: nn.Module, batch: Any, output: list[torch.Tensor], effects
         value = tuple(effect.value.shape) if isinstance(effect.value, torch.Tensor) else repr(effect.value)
         decides = f"{effect.name}={value} sets how many rows come out, not what is in them"
         yield Finding("shape_only", effect.name, f"{decides}: {alike} is enough.")
-    if not shape_only and output and all(map(all_rows_alike, output)):
-        yield Finding("identical_rows", "output", f"{name}: {alike} is enough.")
     for effect in effects:
         if effect.extent == _NONE:
             value = effect.value
@@ -232,13 +212,12 @@ def _extent(before: list[torch.Tensor], after: list[torch.Tensor]) -> int:
 
 def _repeat_one_row(*tensors: torch.Tensor) -> bool:
     """Have both rows, all of them with the same bits?"""
-    alike = len({(tensor.shape[1:], tensor.dtype) for tensor in tensors}) == 1
-    return alike and all(tensor.dim() and len(tensor) for tensor in tensors) and all_rows_alike(torch.cat(tensors))
-
-
-def all_rows_alike(tensor: torch.Tensor) -> bool:
-    """Two or more rows, all with the same bits."""
-    return tensor.dim() > 0 and len(tensor) > 1 and _same_bits(tensor, tensor[:1].expand_as(tensor))
+    if len({(tensor.shape[1:], tensor.dtype) for tensor in tensors}) > 1 or not all(
+        t.dim() and len(t) for t in tensors
+    ):
+        return False
+    rows = torch.cat(tensors)
+    return _same_bits(rows, rows[:1].expand_as(rows))
 
 
 def same_bits(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:

@@ -26,6 +26,7 @@ from gnnlab.measure.timing import Timing
 from gnnswap.inputs import call, parameters_of
 
 OPTIONS = ("num_runs", "warmup_runs", "budget_s", "device", "setup")
+TIME = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}  # fields of a row of times
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of output and target
 
 

@@ -1,9 +1,8 @@
-"""How time and memory of a model grow: with nodes, edges, layers, encodings, degree distribution.
+"""How the time of a model grows: with nodes, layers, encodings.
 
     result = run_node_scaling(model_factory, num_nodes_list=[100, 500, 1000, 2000])
     print(result)                # each time, the fitted curve with the interval of its exponent, and what it said of
                                  # the largest size beside what was measured there
-    print(run_memory_scaling(model_factory).sentence(edges_per_node=5, gib=24))  # up to how many nodes fit
 
 Every sweep of sizes keeps its largest one out of the fit, predicts it, then measures it.
 """
@@ -11,14 +10,12 @@ Every sweep of sizes keeps its largest one out of the fit, predicts it, then mea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partialmethod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import pandas as pd
 import torch
 from scipy.optimize import nnls
 from scipy.special import fdtri, stdtrit
@@ -28,22 +25,14 @@ from torch_geometric.transforms import AddLaplacianEigenvectorPE, AddRandomWalkP
 
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.restore import ProfilingContext
-from gnnlab.measure.tensors import device_of
-from gnnswap.inputs import call
 
-from .memory import MIB, storages, training_pass, warm_peak
-from .runtime import RuntimeStats, profile_forward
+from .runtime import TIME, RuntimeStats, profile_forward
 
 Build = Callable[[Any], tuple[nn.Module, Any]]  # value of the parameter -> model, batch
 ModelFactory = Callable[..., nn.Module]
 
 _EXPONENTS = np.arange(0, 6.005, 0.01)
 AVERAGE_DEGREE = 5
-GIB = 2**30
-MEMORY_SIZES = ((1000, 2000), (1000, 10000), (1500, 3000), (1500, 15000), (2000, 4000), (2000, 20000), (4000, 20000))
-_SQUARE_SHARE, _SQUARE_GAIN = 0.05, 2.0  # of the largest size, and in squared errors: from there a term N^2 is real
-_ROUNDING = 1e-6  # of the largest size: a term below it is none
-_MOST_OFF = 0.1  # at the size that was held out: beyond it nothing is said of larger ones
 PE_CONFIGS = ({"name": "lap", "dim": 16}, {"name": "rwse", "dim": 16}, {"name": "none", "dim": 0})
 _PE_TRANSFORMS = {
     "lap": lambda dim: AddLaplacianEigenvectorPE(dim, is_undirected=True),
@@ -115,6 +104,12 @@ class ScalingResult:
             predicted = f"predicted {ms:.3g} ms ({low:.3g} to {high:.3g})"
             lines.append(f"at {self.parameter_values[-1]:g}: {predicted}, measured {measured}")
         return [*lines, *self.notes]
+
+    def rows(self) -> pd.DataFrame:
+        """A row of the lab's table for each value; the key is the name of the parameter."""
+        points = zip(self.parameter_values, self.runtime_stats, strict=True)
+        rows = [{self.parameter: value, "samples": s.samples_ms, "notes": list(s.notes), **TIME} for value, s in points]
+        return pd.DataFrame(rows)
 
     def __str__(self) -> str:
         points = zip(self.parameter_values, self.runtime_stats, strict=True)
@@ -255,134 +250,6 @@ def run_pe_scaling(
         return model, encode(graph.clone()).to(device)
 
     return sweep("encoding", [f"{config['name']} {config.get('dim', 0)}" for config in pe_configs], build, **options)
-
-
-@dataclass(frozen=True)
-class MemoryFit:
-    """Bytes at the peak of a pass on N nodes and E edges: offset + node N + edge E + square N^2, none negative.
-
-    Model, input and all that the pass holds are in it, the interpreter and its libraries are not. The last of `sizes`,
-    (nodes, edges), was held out: the others predict it. `measured`: bytes at each size. `notes`: what torch's
-    allocator did not see.
-    """
-
-    offset: float
-    node: float
-    edge: float
-    square: float
-    sizes: tuple[tuple[int, int], ...]
-    measured: tuple[float, ...]
-    what: str = "forward pass"
-    notes: tuple[str, ...] = ()
-
-    def predict(self, nodes: float, edges: float) -> float:
-        """MiB at the peak on a graph of this size."""
-        return (self.offset + self.node * nodes + self.edge * edges + self.square * nodes**2) / MIB
-
-    def largest(self, edges_per_node: float, gib: float) -> int | None:
-        """Nodes of the largest graph that fits into so many GiB; None where the size of the graph does not matter."""
-        left, slope = gib * GIB - self.offset, self.node + self.edge * edges_per_node
-        if left <= 0:
-            return 0
-        if self.square:
-            return int((np.sqrt(slope**2 + 4 * self.square * left) - slope) / (2 * self.square))
-        return int(left / slope) if slope else None
-
-    @property
-    def off(self) -> float:
-        """Predicted over measured at the size that was held out, minus 1."""
-        return self.predict(*self.sizes[-1]) * MIB / self.measured[-1] - 1
-
-    @property
-    def told(self) -> bool:
-        """Was the size that was held out predicted within 10 %?"""
-        return abs(self.off) < _MOST_OFF
-
-    def sentence(self, edges_per_node: float, gib: float) -> str:
-        """The largest graph that fits, what a node and an edge take, and how far off the fit was."""
-        nodes = self.largest(edges_per_node, gib)
-        many = f"{nodes / 1e6:,.2g} million" if (nodes or 0) >= 1e6 else f"{float(f'{nodes or 0:.2g}'):,.0f}"
-        fits = f"at {edges_per_node:.1f} edges a node " + ("any number of" if nodes is None else f"up to {many}")
-        fits = f"{fits} nodes fit into" if self.told else "these sizes do not tell what fits into"
-        terms = ((self.node, "a node"), (self.edge, "an edge"), (self.square, "a pair of nodes"))
-        parts = " + ".join(f"{size / 1e3:.2g} kB {of}" for size, of in terms if size) or "the same at each size"
-        sure = f"held-out {self.sizes[-1][0]:,} nodes off by {100 * abs(self.off):.0f} %"
-        return f"{self.what}: {fits} {gib:.4g} GiB ({parts}; {sure})"
-
-    def __str__(self) -> str:
-        lines = [
-            f"{nodes:>8,} nodes {edges:>9,} edges  {self.predict(nodes, edges):.4g} MiB, measured {size / MIB:.4g}"
-            for (nodes, edges), size in zip(self.sizes, self.measured, strict=True)
-        ]
-        return "\n  ".join([f"{self.what}, fitted but for the last:", *lines, *self.notes])
-
-
-def fit_memory(
-    sizes: Sequence[tuple[int, int]], measured: Sequence[float], what: str = "forward pass", notes: Sequence[str] = ()
-) -> MemoryFit:
-    """Fit bytes `measured` at `sizes` (nodes, edges), relative errors, all but the last.
-
-    A term in N^2 is kept where it makes 5 % of the largest size and halves the squared errors.
-
-    Raises:
-        GnnlabError: fewer than five sizes, or nodes and edges grow together only.
-    """
-    n, e = np.asarray(sizes[:-1], float).reshape(-1, 2).T
-    if len(n) < 4 or np.linalg.matrix_rank(np.stack([np.ones_like(n), n, e])) < 3:
-        raise GnnlabError(f"memory over {list(sizes)}: at least five sizes are needed, nodes and edges varied apart")
-    y, columns = np.asarray(measured[:-1], float), np.stack([np.ones_like(n), n, e, n**2], axis=1)
-    scaled = columns / columns.max(axis=0)  # of one magnitude
-    plain, short = nnls(scaled[:, :3] / y[:, None], np.ones_like(y))
-    full, shorter = nnls(scaled / y[:, None], np.ones_like(y))
-    real = full[3] > _SQUARE_SHARE * y.max() and _SQUARE_GAIN * shorter**2 < short**2
-    best = full if real else np.append(plain, 0)
-    best[best < _ROUNDING * y.max()] = 0
-    return MemoryFit(*map(float, best / columns.max(axis=0)), tuple(sizes), tuple(measured), what, tuple(notes))
-
-
-def memory_sweep(
-    build: Callable[[int, int], tuple[nn.Module, Any]],
-    sizes: Sequence[tuple[int, int]] = MEMORY_SIZES,
-    *,
-    training: bool = False,
-) -> MemoryFit:
-    """Fit the peak of a pass of `build(nodes, edges)` -> model, batch; `training`: forward and backward pass.
-
-    On a CPU the peaks are those of torch's allocator, or of the process where that is known to hold more at the largest
-    size.
-    """
-    peaks, resident, what = [], [], "training pass" if training else "forward pass"
-    for nodes, edges in (sizes := sorted(sizes)):
-        model, batch = build(nodes, edges)
-        with ProfilingContext(model, seed=None):
-            forward = torch.inference_mode()(lambda model=model, batch=batch: call(model, batch))
-            run = training_pass(model, batch) if training else forward
-            peaks.append(warm_peak(run, device_of(model, batch)))
-        resident.append(sum(storages(model, batch).values()))
-    last = peaks[-1]
-    unseen = last.agrees is False and last.process > last.peak
-    measured = [size + (peak.process if unseen else peak.peak) for size, peak in zip(resident, peaks, strict=True)]
-    notes = [f"{what} on {nodes:,} nodes and {edges:,} edges: {last}"] if last.agrees is False else []
-    return fit_memory(sizes, measured, what, notes)
-
-
-def run_memory_scaling(
-    model_factory: ModelFactory, sizes: Sequence[tuple[int, int]] = MEMORY_SIZES, device: Any = "cpu", **options: Any
-) -> MemoryFit:
-    """`model_factory()` on random graphs of `sizes` (nodes, edges), 16 features a node. Options: `memory_sweep`'s."""
-    model = model_factory().to(device)
-    return memory_sweep(lambda n, e: (model, generate_scaling_graphs([n], e / n)[0].to(device)), sizes, **options)
-
-
-def memory_here(device: Any = "cpu") -> float:
-    """GiB of memory that a CUDA device has, or this machine, or that the control group of this process allows."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / GIB
-    limits = [psutil.virtual_memory().total]
-    for file in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1, as a container sees its own
-        with suppress(OSError, ValueError):  # not there, or "max"
-            limits.append(int(Path("/sys/fs/cgroup", file).read_text()))
-    return min(limits) / GIB
 
 
 class ScalingExperiment:

@@ -8,33 +8,25 @@ process: nothing is set here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 from torch import nn
-from tqdm import tqdm
 
-from gnnlab.measure.estimates import CONFIDENCE, PREDICTION_95
 from gnnlab.measure.restore import ProfilingContext
 from gnnlab.measure.tensors import device_of
 
 from .memory import get_memory_breakdown
 from .operators import profile_operators
 from .roofline import Ceilings, attention_fused, bound_ms, count, fuses_attention
-from .runtime import RuntimeProfiler, profile_forward, profile_pe_computation
-from .scaling import AVERAGE_DEGREE, ScalingResult, sweep
+from .runtime import TIME, RuntimeProfiler, profile_forward
 
 UNFUSED = "forward, attention unfused"
-OF_GRAPHS = ("nodes", "edges", "degrees")  # parameters of a sweep that the graph has, not the model
-TOO_WIDE = 20.0  # upper over lower end of a prediction interval: nearly any time would lie in it
-TIME = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median"}
 COUNTED = {"origin": "counted", "statistic": "count", "interval": "exact"}
 SINGLE = {"origin": "measured", "statistic": "single", "interval": "none"}
-Sweeps = Mapping[tuple[str, str], ScalingResult]  # by (workload, parameter)
 
 
 class Subject(Protocol):
@@ -57,27 +49,10 @@ def times(subjects: Sequence[Subject], *, budget_s: float = 1.0, num_runs: int |
             if fuses_attention(subject.model):
                 with attention_fused(False):
                     stats_of[UNFUSED] = profile_forward(subject.model, subject.batch, **options)
-        rows += [_timed(stats, subject.label, phase=name.replace("_", " ")) for name, stats in stats_of.items()]
+        for name, stats in stats_of.items():
+            row = {"phase": name.replace("_", " "), "form": subject.label, "samples": stats.samples_ms}
+            rows.append(row | {"notes": list(stats.notes), **TIME})
     return pd.DataFrame(rows)
-
-
-def encodings(graphs: Mapping[str, Any], transforms: Mapping[str, Any], *, budget_s: float = 1.0) -> pd.DataFrame:
-    """What each positional encoding (`form`) takes on each graph, once a graph; the key is `graph`.
-
-    `budget_s` bounds the sampling of a row. An encoding that alone takes longer is timed once, without an interval.
-    """
-    rows = []
-    for graph, data in graphs.items():
-        for form, transform in transforms.items():
-            stats = profile_pe_computation(transform, data, num_runs=1, warmup_runs=0)
-            if stats.median < 1e3 * budget_s:
-                stats = profile_pe_computation(transform, data, num_runs=None, budget_s=budget_s)
-            rows.append(_timed(stats, form, graph=graph))
-    return pd.DataFrame(rows)
-
-
-def _timed(stats: Any, form: str, **keys: Any) -> dict[str, Any]:
-    return {**keys, "form": form, "samples": stats.samples_ms, "notes": list(stats.notes), **TIME}
 
 
 def operators(
@@ -139,69 +114,3 @@ def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: C
 
 def _over(bound: float, end: float | None) -> float | None:
     return None if end is None or np.isnan(end) else bound / end
-
-
-def sweeps(
-    label: str, build: Callable[..., Any], varied: Mapping[str, Sequence[Any]], *, nodes: int, **options: Any
-) -> Sweeps:
-    """Sweep one parameter of `varied` at a time, the others as they are. Options are those of `scaling.sweep`.
-
-    `build(graph, **options)` makes a workload on a random graph, of so many `nodes` and five edges for each unless
-    they are varied. Parameters are nodes, edges and degrees of the graph, layers and encoding of the model.
-    """
-    results = {}
-
-    def at(parameter: str, value: Any) -> tuple[nn.Module, Any]:
-        graph = {"nodes": nodes, "degrees": "uniform"} | ({parameter: value} if parameter in OF_GRAPHS else {})
-        graph = {"edges": AVERAGE_DEGREE * graph["nodes"]} | graph
-        changed = {"layers": {"num_layers": value}, "encoding": {"pe_type": value}}.get(parameter, {})
-        workload = build("random:seed=42," + ",".join(f"{name}={size}" for name, size in graph.items()), **changed)
-        return workload.model, workload.batch
-
-    for parameter, values in tqdm(varied.items(), f"sweeps of {label}", leave=False, disable=None):
-        results[label, parameter] = sweep(parameter, values, partial(at, parameter), **options)
-    return results
-
-
-def points(swept: Sweeps, *parameters: str) -> pd.DataFrame:
-    """Each time that sweeps over these parameters measured; the keys are `parameter` and `at`, the value of it."""
-    rows = [
-        _timed(stats, workload, parameter=parameter, at=at)
-        for (workload, parameter), result in swept.items()
-        if parameter in parameters
-        for at, stats in zip(result.parameter_values, result.runtime_stats, strict=True)
-    ]
-    return pd.DataFrame(rows)
-
-
-def exponents(swept: Sweeps) -> pd.DataFrame:
-    """The exponent of each fitted power law; the key is `parameter`. n is the number of sizes fitted."""
-    rows = []
-    for (workload, parameter), result in swept.items():
-        if (fit := result.fit) is None:
-            continue
-        row = {"parameter": parameter, "form": workload, "unit": "exponent", "better": "lower", "origin": "measured"}
-        if fit.identified:
-            low, high = fit.exponent_ci
-            row |= {"value": fit.exponent, "low": min(low, fit.exponent), "high": max(high, fit.exponent)}
-            row |= {"interval": CONFIDENCE, "n": len(result.parameter_values) - (result.prediction is not None)}
-        else:
-            row |= {"status": "unavailable", "reason": "these sizes are too few or too noisy to tell the exponent"}
-        rows.append({**row, "statistic": "estimate"})
-    return pd.DataFrame(rows)
-
-
-def held_out(swept: Sweeps) -> pd.DataFrame:
-    """The largest size as the others predict it, with a 95 % prediction interval; keys as in `points`. Further columns:
-    measured (ms), and inside, whether that lies in the interval: "yes", "no", or "too wide to tell" (`TOO_WIDE`)."""
-    rows = []
-    for (workload, parameter), result in swept.items():
-        if result.prediction:
-            ms, (low, high) = result.prediction
-            row = {"parameter": parameter, "at": result.parameter_values[-1], "form": workload, **TIME}
-            row |= {"value": ms, "low": low, "high": high, "interval": PREDICTION_95}
-            row |= {"measured": result.runtime_stats[-1].median}
-            row["inside"] = "too wide to tell" if high > TOO_WIDE * low else "yes" if result.inside else "no"
-            row |= {"n": len(result.parameter_values) - 1, "origin": "predicted", "statistic": "estimate"}
-            rows.append(row)
-    return pd.DataFrame(rows)

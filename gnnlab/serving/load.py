@@ -1,14 +1,13 @@
-"""A client that measures a service: an event loop that is on time, connections, answers checked against the predictor.
+"""A client that measures a service: on time, with each answer checked against the predictor.
 
     client = Client(random_states(1000, (10, 10), seed=0), "hybrid")
     url = "http://127.0.0.1:8000/predict?model_type=hybrid"
-    nodes = client.decided(single_stream, url, places)                  # each answer is held to the predictor's
-    latency_ms, late_ms = client.observed(open_arrivals, url, places)   # and how late the client was
-    runs = over_rates(lambda form, rate, seed: ..., {"fast": ([400, 800], 6)})
-    largest(runs, bound_ms=20)["fast"]                                  # requests/s, one a round
+    nodes = client.decided(closed_loop, url, places)                        # raises where an answer is wrong
+    latency_ms, late_ms = client.at_rate(url, 5, rate=400, seed=0)           # and how late the client itself was
+    runs = over_rates(lambda name, rate, seed: ..., {"fast": [400, 800]}, rounds=6)
+    max_throughput(runs, slo_ms=20)                                         # requests/s
 
-The scenarios themselves are in notebook 10: coroutine functions of `ask`, which sends a body and gives the answer, and
-of the bodies to send.
+A scenario is a coroutine function of `ask`, which sends a body and gives the answer, and of the bodies to send.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import math
 import select
 import selectors
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from operator import itemgetter
 from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -29,21 +28,18 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 import pandas as pd
-import psutil
 
 from gnnlab.errors import ParityError
 from gnnlab.inference.predictor import Predictor
-from gnnlab.measure import estimates
 from gnnlab.workloads.edge_networks import State
 from gnnswap.cost import quiet
 
 Scenario = Callable[..., Coroutine[Any, Any, Any]]
-Observed = Callable[[str, float, int], tuple[np.ndarray, np.ndarray]]  # what `Client.observed` gives
-REUSED_S = 10.0  # a connection that has been idle for longer is not used again
-MOST_CONNECTIONS = 256  # of a client; who comes then waits, and that is part of the latency
-REFUSED_MS = 1e4  # what a request that was refused counts as
-LOST_S = 60  # a request without an answer for so long is lost
-UNRIGHT = "wrong, lost or swapped answers"
+Ask = Callable[[Any], Coroutine[Any, Any, Any]]
+Latencies = tuple[np.ndarray, np.ndarray]  # of each request from its intended start, and how late it was sent, in ms
+REUSED_S = 10.0  # a connection that was idle for longer is not used again: the service may be closing it
+MOST_CONNECTIONS = 256  # of a client; further requests wait, and the wait is part of their latency
+REFUSED_MS = 1e4  # latency of a request that was refused
 
 
 class HttpAnswer(NamedTuple):
@@ -60,8 +56,10 @@ class HttpAnswer(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """HTTP/1.1 in few lines, as a library takes longer than the service does: kept alive, opened when it is needed,
-    again after it broke; one request at a time."""
+    """A kept-alive HTTP/1.1 connection, one request at a time, opened when it is needed and again after it broke.
+
+    Written by hand: HTTP libraries take longer for a request than the service does.
+    """
 
     def __init__(self, url: str, headers: str = "") -> None:
         parts = urlsplit(url)
@@ -132,8 +130,35 @@ def run(work: Scenario, *given: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(work(*given), _loop()).result()
 
 
+async def closed_loop(ask: Ask, bodies: Sequence[Any], callers: int = 32) -> list[Any]:
+    """The answers, in the order of the bodies: each caller asks for the next when it has its answer."""
+
+    async def caller() -> list[tuple[int, Any]]:
+        return [(place, await ask(body)) for place, body in waiting]
+
+    waiting = enumerate(bodies)
+    parts = await asyncio.gather(*(caller() for _ in range(callers)))
+    return [answer for _, answer in sorted((pair for part in parts for pair in part), key=itemgetter(0))]
+
+
+async def open_arrivals(ask: Ask, bodies: Sequence[Any], due_s: np.ndarray) -> list[tuple[float, Any, float]]:
+    """(s late, answer, latency in s) of each request, sent when it is due, whether or not earlier ones are answered.
+
+    `due_s` (n,) counts from now, ascending. Latency counts from the moment when a request was due.
+    """
+
+    async def one(due: float, body: Any) -> tuple[float, Any, float]:
+        return loop.time() - due, await ask(body), loop.time() - due
+
+    loop, tasks = asyncio.get_running_loop(), []
+    for due, body in zip(loop.time() + due_s, bodies, strict=True):
+        await asyncio.sleep(due - loop.time())
+        tasks.append(asyncio.create_task(one(due, body)))
+    return await asyncio.gather(*tasks)
+
+
 class Client:
-    """Asks services for decisions on `states`, `bodies` as JSON, and holds each answer to the predictor's."""
+    """Asks services for decisions on `states` (`bodies` as JSON), and compares each answer with the predictor's."""
 
     def __init__(self, states: Sequence[State], model_type: str) -> None:
         self.bodies = [msgspec.json.encode(state) for state in states]
@@ -148,7 +173,7 @@ class Client:
 
         async def ask(body: bytes | None) -> HttpAnswer:
             async with self._room:
-                # the one that was used last, so that few are used; none that the service may be closing just now
+                # the one used last, so that few are open
                 fresh = idle and time.monotonic() - idle[-1].used_s < REUSED_S
                 connection = idle.pop() if fresh else Connection(url, headers)
                 answer = await connection.ask(body)
@@ -162,14 +187,17 @@ class Client:
 
         Raises `ParityError`: an answer is an error, wrong, or that of another state.
         """
-        answers = self.run(scenario, url, [self.bodies[place] for place in places])
-        return self._checked(places, answers)
+        return self._checked(places, self.run(scenario, url, [self.bodies[place] for place in places]))
 
-    def observed(self, scenario: Scenario, url: str, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """One run of a scenario that gives (s late, answer, latency in s) of each request: (n,) latencies from the
-        intended start, (n,) how late the client was to send, both in ms.
+    def at_rate(self, url: str, run_s: float, rate: float, seed: int) -> Latencies:
+        """Open arrivals for `run_s` seconds, by a Poisson process of `rate` requests/s; eight requests at least."""
+        due_s = np.random.default_rng(seed).exponential(1 / rate, max(8, round(rate * run_s))).cumsum()
+        return self.observed(partial(open_arrivals, due_s=due_s), url, np.arange(len(due_s)) % len(self.bodies))
 
-        Raises `ParityError`: an answer is neither right nor a refusal (503).
+    def observed(self, scenario: Scenario, url: str, places: Sequence[int]) -> Latencies:
+        """The latencies of a scenario that gives what `open_arrivals` does; a refusal (503) counts as `REFUSED_MS`.
+
+        Raises `ParityError`: an answer is neither right nor a refusal.
         """
         with quiet():
             seen = self.run(scenario, url, [self.bodies[place] for place in places])
@@ -179,49 +207,8 @@ class Client:
         self._checked([places[at] for at in given], [answers[at] for at in given])
         return np.where(refused, REFUSED_MS, 1e3 * np.array(latency_s)), 1e3 * np.array(late_s)
 
-    def processor_us(
-        self, process: psutil.Process, scenario: Scenario, url: str, body: bytes | None, *, requests=480, rounds=6
-    ) -> list[float]:
-        """The processor time of a service, its workers included, for a request, in µs: a sample a round."""
-        spent_s = []
-        for _ in range(rounds + 1):
-            spent_s.append(sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True))))
-            if len(spent_s) <= rounds:
-                self.run(scenario, url, [body] * requests)
-        return (1e6 * np.diff(spent_s) / requests).tolist()
-
-    def count_unright(
-        self, scenario: Scenario, url: str, places: Sequence[int], strike: Callable[[], Any], each: int
-    ) -> Counter[str]:
-        """Requests, strikes, broken connections and `UNRIGHT` answers, by their names. `strike()` kills something once
-        in `each` requests; what breaks, or is refused (503), is sent again."""
-        counts, one_strike = Counter({"requests": 0, UNRIGHT: 0}), asyncio.Lock()
-
-        async def struck(ask: Callable, bodies: Sequence[bytes]) -> list[HttpAnswer]:
-            async def persistent(body: bytes) -> HttpAnswer:
-                counts["requests"] += 1
-                if counts["requests"] % each == each // 3:
-                    async with one_strike:  # the others ask on
-                        await asyncio.to_thread(strike)
-                    counts["strikes"] += 1
-                answer, end_s = HttpAnswer(503, b"", b""), time.monotonic() + LOST_S
-                while answer.status == 503 and time.monotonic() < end_s:
-                    try:
-                        answer = await asyncio.wait_for(ask(body), LOST_S)
-                    except OSError:
-                        counts["connections broken, sent again"] += 1
-                    await asyncio.sleep(0.05 if answer.status == 503 else 0)
-                return answer
-
-            return await scenario(persistent, bodies)
-
-        answers = self.run(struck, url, [self.bodies[place] for place in places])
-        counts[UNRIGHT] = sum(not self.is_right(*one) for one in zip(answers, places, strict=True))
-        return counts
-
     def is_right(self, answer: HttpAnswer, place: int) -> bool:
-        """Whether an answer is the predictor's to the state at `place`: its scores to float32 rounding, and the best
-        node of them."""
+        """Whether an answer is the predictor's for the state at `place`: a best node, and the scores to rounding."""
         if answer.status != 200:
             return False
         given, expected = answer.json, self._expected[place]
@@ -245,51 +232,42 @@ class Client:
         return np.array([answer.json["node"] for answer in answers])
 
 
-def over_rates(observed: Observed, forms: Mapping[str, tuple[Sequence[float], int]]) -> pd.DataFrame:
-    """`observed(form, rate, seed)` of each form at each of its rates (requests/s), in each of its rounds, in random
-    order: a row for each form and rate, requests_per_s, with lists of one number a round, in ms: p50 and p99 of the
-    latency, and `late`, the p99 of how late the client sent."""
-    order, runs = np.random.default_rng(0), {(f, r): [] for f, (rates, _) in forms.items() for r in sorted(rates)}
-    for at in range(max(rounds for _, rounds in forms.values())):
-        cells = [(form, rate) for form, rate in runs if at < forms[form][1]]
-        for place in order.permutation(len(cells)):
-            form, rate = cells[place]
-            latency_ms, late_ms = observed(form, rate, int(order.integers(2**31)))
+def over_rates(
+    at_rate: Callable[[str, float, int], Latencies], rates: Mapping[str, Sequence[float]], rounds: int
+) -> pd.DataFrame:
+    """Run `at_rate(name, rate, seed)` of each service at each of its rates (requests/s) in random order, every round.
+
+    A row for each service ("form") and rate ("requests_per_s"), with lists of one number a round, in ms: p50 and p99 of
+    the latency, and `late`, the p99 of how late the client sent.
+    """
+    order, runs = np.random.default_rng(0), {(name, rate): [] for name, of in rates.items() for rate in sorted(of)}
+    for _ in range(rounds):
+        for name, rate in order.permutation(np.array([*runs], dtype=object)):
+            latency_ms, late_ms = at_rate(name, rate, int(order.integers(2**31)))
             p50, p99 = np.percentile(latency_ms, [50, 99], method="higher")
-            runs[form, rate].append((p50, p99, np.percentile(late_ms, 99, method="higher")))
+            runs[name, rate].append((p50, p99, np.percentile(late_ms, 99, method="higher")))
     rows = [(*cell, *map(list, zip(*seen, strict=True))) for cell, seen in runs.items()]
     return pd.DataFrame(rows, columns=["form", "requests_per_s", "p50", "p99", "late"])
 
 
-def largest(runs: pd.DataFrame, bound_ms: float) -> dict[str, list[float]]:
-    """The largest rate of each form before its p99 first exceeds the bound, one a round, in requests/s.
+def max_throughput(runs: pd.DataFrame, slo_ms: float) -> pd.DataFrame:
+    """A row for each service: `samples`, the requests/s of each round at which its p99 first exceeds `slo_ms`.
 
-    Between two rates it is interpolated in logarithms. 0 where all exceed it; where none does, the largest rate: it may
-    hold more.
+    Interpolated in logarithms. Where none of the rates exceeds it, the highest is a lower bound, and 0 where all do; a
+    note counts such rounds. A service of which more than half are 0 has no number, and a reason.
     """
-    by_form: dict[str, list[float]] = {}
+    rows = []
     for form, part in runs.groupby("form", sort=False):
-        rates = part["requests_per_s"].to_numpy()
+        rates, most = part["requests_per_s"].to_numpy(), []
         for p99 in np.array([*part["p99"]]).T:  # (rates,) of a round
-            within = int((p99 <= bound_ms).cumprod().sum())  # what comes after the first beyond it is luck
+            within = int((p99 <= slo_ms).cumprod().sum())  # a rate beyond the first that exceeds it does not count
             ends = slice(within - 1, within + 1)
-            between = np.interp(math.log(bound_ms), np.log(p99[ends]), np.log(rates[ends])) if within else -math.inf
-            by_form.setdefault(form, []).append(math.exp(between))
-    return by_form
-
-
-def compared(samples: Mapping[str, Sequence[float]], baseline: str) -> pd.DataFrame:
-    """Rows of forms that ran in the same rounds: their samples, and the ratio of the baseline's over each.
-
-    A form with a sample that is not finite, or whose baseline has one, has no number, and a reason.
-    """
-    rows: list[dict[str, Any]] = []
-    for form, values in samples.items():
-        rows.append({"form": form, "samples": list(values)})
-        never = next((name for name in (form, baseline) if not np.isfinite(samples[name]).all()), None)
-        if never:
-            rows[-1] |= {"status": "unavailable", "reason": f"{never} keeps the bound at no rate in some rounds"}
-        elif form != baseline:
-            gain = estimates.ratio(samples[baseline], values)
-            rows[-1] |= {"baseline": baseline, "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high}
+            log_rate = np.interp(math.log(slo_ms), np.log(p99[ends]), np.log(rates[ends])) if within else -math.inf
+            most.append(math.exp(log_rate))
+        bounds = np.isclose(most, 0).sum() + np.isclose(most, rates.max()).sum()
+        row = {"notes": [f"a lower bound in {bounds} of {len(most)} rounds"] if bounds else []}
+        if np.median(most) == 0:
+            reason = f"its p99 exceeds {slo_ms:g} ms already at the lowest rate tried, {rates.min():.0f} requests/s"
+            row = {"status": "unavailable", "reason": reason}
+        rows.append({"form": form, "samples": most, **row})
     return pd.DataFrame(rows)

@@ -227,7 +227,7 @@ def _insert(table: sa.Table, rows: int, dialect: sa.Dialect) -> str:
     """The statement of so many rows as the driver takes it. One statement of many rows holds the interpreter's lock
     once; SQLAlchemy's own work on each row takes longer than the insert."""
     columns = [column.name for column in table.columns if column.name != "id"]
-    text = str(sa.insert(table).values(dict.fromkeys(columns)).compile(dialect=dialect))
+    text = str(sa.insert(table).inline().values(dict.fromkeys(columns)).compile(dialect=dialect))
     head, row = text.rsplit(" VALUES ", 1)
     return f"{head} VALUES {', '.join([row] * rows)}"
 

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +32,7 @@ import psutil
 import uvicorn
 
 from gnnlab.child import describe_exit, end_with_parent
-from gnnlab.errors import GnnlabError, Unavailable
+from gnnlab.errors import GnnlabError
 from gnnlab.serving.settings import ServiceSettings, configure, environment
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gnnlab.serving")
 START_S, STOP_S, KEEP_ALIVE_S = 120.0, 30, 30
 PARENT = "GNNLAB_PARENT"  # the process that a child ends with
-UVICORN = "import uvicorn; from gnnlab.child import end_with_parent; end_with_parent(); uvicorn.main()"
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
 
 
@@ -127,10 +125,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _answer(listener: socket.socket, ready: Any = None) -> int:
-    """What one process does. It ends with code 3 where it cannot start, as uvicorn has it."""
+def _answer(listener: socket.socket, ready: Any = None, place: int = 0) -> int:
+    """What one process does, the worker of this place. It ends with code 3 where it cannot start, as uvicorn has it."""
     from gnnlab.serving.app import App
+    from gnnlab.serving.service import Metrics
 
+    if ready is not None:
+        Metrics.of_worker(place)
     _log_with_time()
     if parent := multiprocessing.parent_process():
         _stop_with(parent.pid)
@@ -140,14 +141,16 @@ def _answer(listener: socket.socket, ready: Any = None) -> int:
 
 def _supervise(listener: socket.socket, count: int) -> int:
     """Workers, until a signal ends them; one that dies later than at its start is replaced."""
-    from prometheus_client.multiprocess import mark_process_dead
-
     ending: list[int] = []
     for number in SIGNALS:
         signal.signal(number, lambda number, _: ending.append(number))
     context, failed = multiprocessing.get_context("spawn"), False
     ready = [context.Value("b", 0, lock=False) for _ in range(count)]
-    workers = [context.Process(target=_answer, args=(listener, one)) for one in ready]
+
+    def worker_at(place: int) -> Any:
+        return context.Process(target=_answer, args=(listener, ready[place], place))
+
+    workers = [worker_at(place) for place in range(count)]
     for worker in workers:
         worker.start()
     while not ending and not failed:
@@ -156,10 +159,9 @@ def _supervise(listener: socket.socket, count: int) -> int:
             if worker.is_alive() or ending:
                 continue
             log.error("worker %d: %s", worker.pid, describe_exit(worker.exitcode))
-            mark_process_dead(worker.pid)
             failed = failed or not ready[place].value
             if not failed:
-                workers[place] = context.Process(target=_answer, args=(listener, ready[place]))
+                workers[place] = worker_at(place)
                 workers[place].start()
     for worker in workers:
         worker.terminate()
@@ -190,49 +192,6 @@ def started(**given: Any) -> Iterator[tuple[str, psutil.Process]]:
     variables = {**environment(own), PARENT: str(os.getpid())}
     with running([sys.executable, "-m", "gnnlab", "serve"], own.port, own.host, **variables) as process:
         yield _address(own.host, own.port), process
-
-
-class Redis:
-    """A Redis on the loopback that writes nothing to the disk, for as long as a block lasts; `start` it again, on its
-    port, after a `kill`. Raises `Unavailable`: there is no redis-server."""
-
-    def __init__(self) -> None:
-        if why := self.missing():
-            raise Unavailable(why)
-        self._port, self._stack = free_port(), ExitStack()
-        self.url = f"redis://127.0.0.1:{self._port}/0"
-
-    @staticmethod
-    def missing() -> str:
-        """Why there can be none; empty where there can."""
-        return "" if shutil.which("redis-server") else "redis-server is not here (apt install redis-server)"
-
-    def start(self) -> None:
-        port = str(self._port)
-        command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self._process = self._stack.enter_context(running(command, self._port))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def __enter__(self) -> Redis:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-
-@contextmanager
-def started_app(file: Path, **variables: str) -> Iterator[str]:
-    """The URL of `app` in a file: any ASGI application, which uvicorn calls for each request; it ends with this process
-    at the latest."""
-    port = free_port()
-    command = [sys.executable, "-c", UVICORN, f"{file.stem}:app", "--app-dir", str(file.parent), "--port", str(port)]
-    command += ["--log-level", "error", "--no-access-log", "--timeout-keep-alive", str(KEEP_ALIVE_S)]
-    with running(command, port, **variables):
-        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
@@ -268,19 +227,3 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
-
-
-def strike(process: psutil.Process, redis: Redis | None = None) -> None:
-    """Kill the worker with most connections of two or more, once two are there; a Redis, too, and start it again."""
-
-    def connections(child: psutil.Process) -> int:
-        with suppress(psutil.Error):  # dead, and perhaps not yet replaced
-            return len(child.net_connections())  # one at least: the socket that all listen on
-        return 0
-
-    while sum(map(bool, map(connections, process.children()))) < 2:
-        time.sleep(0.2)
-    max(process.children(), key=connections).kill()
-    if redis:
-        redis.kill()
-        redis.start()

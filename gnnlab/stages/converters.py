@@ -1,4 +1,4 @@
-"""From a block of stages to a model in memory: ONNX by two exporters, OpenVINO's IR from torch, from ONNX and by hand.
+"""From a block of stages to a model in memory: ONNX by two exporters, OpenVINO's IR from torch and by hand.
 
     with silence_logs():
         model = convert(layer, wanted, source)      # bytes of ONNX, or an `openvino.Model`
@@ -7,8 +7,7 @@
 |---|---|---|
 | `onnx` | ONNX by torch.onnx.export(dynamo=True) | scatter_add, index_add |
 | `openvino` | IR by openvino.convert_model of the torch program | scatter_add, index_add (cannot be converted) |
-| `openvino-onnx` | IR by openvino.convert_model of the ONNX | scatter_add, index_add |
-| `handbuilt` | IR of a graph built by hand, see `openvino_bags` | segment_sum |
+| `handbuilt` | IR of a graph built by hand, see `segment_sums` | segment_sum |
 | `onnx-legacy` | ONNX by the TorchScript exporter; to be shown, not used | scatter_add, index_add |
 
 In ONNX index_add becomes ScatterND, whose updates ONNX Runtime adds from several threads without a lock: some sums are
@@ -44,48 +43,47 @@ if TYPE_CHECKING:
 Example = tuple[torch.Tensor, ...]  # what a block reads, on a small graph
 INDEX_ADD, SCATTER_ADD = REDUCTIONS
 SEGMENT_SUM = "segment_sum"
-THROUGH_ONNX, HANDBUILT = "openvino-onnx", "handbuilt"
-CAN_BE_STATIC = ("openvino", THROUGH_ONNX)
+OPENVINO, HANDBUILT = "openvino", "handbuilt"
 TRACED = (11, 29)  # nodes and edges of the graph that exporters see
 
 
 def convert(layer: StagedLayer, wanted: Model, source: Path | None) -> openvino.Model | bytes:
-    """The model `wanted`, made from the dynamic one in the file `source` where it is static or through ONNX.
+    """The model `wanted`; a static one is made from the dynamic one in the file `source`.
 
     Raises whatever a converter raises.
     """
     if wanted.exporter == HANDBUILT:
-        from gnnlab.stages import openvino_bags
+        from gnnlab.stages import segment_sums
 
-        return openvino_bags.build(layer, wanted.first, wanted.last)
+        return segment_sums.build(layer, wanted.first, wanted.last)
     if not wanted.dynamic:
         return _static(layer, wanted, source)
     chosen = layer.reduced_by(wanted.layout) if wanted.layout in REDUCTIONS else layer
     with torch.no_grad():
         block, values = chosen.block(wanted.first, wanted.last), layer.trace(**random_inputs(*TRACED, layer.features))
         example = tuple(values[name] for name in block.reads)
-        return EXPORTERS[wanted.exporter](block, example, source)
+        return EXPORTERS[wanted.exporter](block, example)
 
 
-def _onnx(block: StageBlock, example: Example, source: Path | None) -> bytes:
+def _onnx(block: StageBlock, example: Example) -> bytes:
     program = torch.onnx.export(_program(block, example), dynamo=True, verbose=False, **_names(block))
     return program.model_proto.SerializeToString()
 
 
-def _onnx_legacy(block: StageBlock, example: Example, source: Path | None) -> bytes:
+def _onnx_legacy(block: StageBlock, example: Example) -> bytes:
     file, axes = BytesIO(), {name: _open_axes(block, name) for name in (*block.reads, *block.writes)}
     torch.onnx.export(block, example, file, dynamo=False, dynamic_axes=axes, **_names(block))
     return file.getvalue()
 
 
-def _ir(block: StageBlock, example: Example, source: Path | None) -> openvino.Model:
-    """OpenVINO's IR of the torch program, or of the ONNX file `source`, with the names and widths of the block.
+def _ir(block: StageBlock, example: Example) -> openvino.Model:
+    """OpenVINO's IR of the torch program, with the names and widths of the block.
 
     Tensors inside lose their names: where a device leaves an operation out, they would become those of an input.
     """
     import openvino
 
-    converted, shapes = openvino.convert_model(source or _program(block, example)), {}
+    converted, shapes = openvino.convert_model(_program(block, example)), {}
     for output in [output for node in converted.get_ops() for output in node.outputs()]:
         output.get_tensor().set_names(set())
     for port, name in zip(converted.inputs, block.reads, strict=True):
@@ -96,10 +94,9 @@ def _ir(block: StageBlock, example: Example, source: Path | None) -> openvino.Mo
     return converted
 
 
-EXPORTERS: dict[str, Callable[[StageBlock, Example, Path | None], openvino.Model | bytes]] = {
+EXPORTERS: dict[str, Callable[[StageBlock, Example], openvino.Model | bytes]] = {
     "onnx": _onnx,
-    "openvino": _ir,
-    THROUGH_ONNX: _ir,
+    OPENVINO: _ir,
     "onnx-legacy": _onnx_legacy,
 }
 LAYOUTS = dict.fromkeys(EXPORTERS, (SCATTER_ADD, INDEX_ADD)) | {HANDBUILT: (SEGMENT_SUM,)}

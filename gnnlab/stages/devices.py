@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -113,7 +113,6 @@ class Device(ABC):
     layout: str | None = None
     static_shapes: bool = False
     precisions: tuple[str, ...] = ("float32",)
-    probe_s: ClassVar[float] = PROBE_S  # seconds that `probe` may take
 
     @abstractmethod
     def probe(self) -> Availability:
@@ -143,7 +142,7 @@ def all_devices() -> Mapping[str, Device]:
     """Every device of the lab by name, usable here or not."""
     from gnnlab.stages import runtimes, torch_devices
 
-    known = (*runtimes.OPENVINO_DEVICES, *runtimes.onnxruntime_devices(), *torch_devices.TORCH_DEVICES)
+    known = (*runtimes.OPENVINO_DEVICES, runtimes.ONNX_RUNTIME, *torch_devices.TORCH_DEVICES)
     return MappingProxyType({device.name: device for device in known})
 
 
@@ -163,20 +162,6 @@ def find(name: str) -> Device:
     return device
 
 
-def tried(names: Iterable[str]) -> dict[str, Device]:
-    """The devices of these names. A factory of your own is called in a worker first, because it may hang or exit.
-
-    Raises `GnnlabError`: there is no such device, or its factory hung or ended the process.
-    """
-    names = list(names)
-    with Worker() as worker:
-        for name in [name for name in names if name not in all_devices()]:
-            answer = worker.call(f"{__name__}:name_in_worker", {"name": name}, timeout_s=PROBE_S)
-            if answer.lost:
-                answer.get(of=f"device {name}")
-    return {name: find(name) for name in names}
-
-
 def probe(names: Iterable[str]) -> dict[str, Availability]:
     """Whether devices can be used here. Each is tried in a process of its own, which may hang or crash."""
     names = list(names)
@@ -190,16 +175,11 @@ def probe(names: Iterable[str]) -> dict[str, Availability]:
 
 
 def probe_in(worker: Worker, name: str) -> Availability:
-    """Try a device in a worker, for as long as its `probe_s` allows."""
-    limit_s = getattr(all_devices().get(name), "probe_s", PROBE_S)
-    answer = worker.call(f"{__name__}:probe_in_worker", {"name": name}, timeout_s=limit_s)
+    """Try a device in a worker, for `PROBE_S`."""
+    answer = worker.call(f"{__name__}:probe_in_worker", {"name": name}, timeout_s=PROBE_S)
     if answer.status == "done":
         return Availability(**answer.value)
     return Availability(False, answer.reason, "repair or remove its driver" if answer.lost else None)
-
-
-def name_in_worker(name: str) -> str:
-    return find(name).name
 
 
 def probe_in_worker(name: str) -> dict[str, Any]:

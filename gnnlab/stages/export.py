@@ -31,7 +31,7 @@ from gnnlab import machine
 from gnnlab.errors import GnnlabError, Unavailable
 from gnnlab.files import digest
 from gnnlab.stages import devices, padding, runtimes
-from gnnlab.stages.converters import CAN_BE_STATIC, HANDBUILT, INDEX_ADD, LAYOUTS, THROUGH_ONNX, convert, silence_logs
+from gnnlab.stages.converters import HANDBUILT, INDEX_ADD, LAYOUTS, OPENVINO, convert, silence_logs
 from gnnlab.workloads.graphsage import random_inputs
 from gnnlab.workloads.staged import StageBlock, StagedLayer
 from gnnswap import parity
@@ -252,9 +252,8 @@ def _error(got: Arrays, block: StageBlock, values: Arrays) -> parity.Deviation:
 
 
 def _of(layer: StagedLayer, exporter: str, blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of the blocks that an exporter makes: hand-built graphs are sums over neighbours of a SAGE layer."""
-    sums = [block for block in blocks if layer.name == "sage" and layer.block(*block).reduces]
-    return sums if exporter == HANDBUILT else list(blocks)
+    """Those of the blocks that an exporter makes: hand-built graphs are sums over neighbours."""
+    return [block for block in blocks if exporter != HANDBUILT or layer.block(*block).reduces]
 
 
 def _wanted(layer: StagedLayer, first: int, last: int, exporter: str, layout: str | None, size: Size | None) -> Model:
@@ -265,13 +264,13 @@ def _wanted(layer: StagedLayer, first: int, last: int, exporter: str, layout: st
     layout = layout or LAYOUTS[exporter][0]
     if layout not in LAYOUTS[exporter]:
         raise GnnlabError(f"exporter {exporter}: no layout {layout!r}; one of {', '.join(LAYOUTS[exporter])}")
-    if size is not None and (exporter not in CAN_BE_STATIC or min(size) < 1):
-        raise GnnlabError(f"{exporter} of size {size}: {', '.join(CAN_BE_STATIC)} can be static, from 1 node, 1 edge")
+    if size is not None and (exporter != OPENVINO or min(size) < 1):
+        raise GnnlabError(f"{exporter} of size {size}: {OPENVINO} alone can be static, from 1 node, 1 edge")
     reads, sized_by = block.reads, tuple(name for name in block.reads if name in block.shape_only)
     if exporter == HANDBUILT:
-        from gnnlab.stages import openvino_bags
+        from gnnlab.stages import segment_sums
 
-        reads, sized_by = openvino_bags.reads(layer, first, last), ()
+        reads, sized_by = segment_sums.reads(layer, first, last), ()
     elif size:
         reads, sized_by = tuple(name for name in reads if name not in sized_by), ()
     what = layer.name, layer.features, first, last, exporter, layout if block.reduces else PLAIN
@@ -279,10 +278,10 @@ def _wanted(layer: StagedLayer, first: int, last: int, exporter: str, layout: st
 
 
 def _source(layer: StagedLayer, wanted: Model, folder: Path) -> Model | None:
-    """The dynamic model that another one is made from."""
-    exporter = {THROUGH_ONNX: "onnx"}.get(wanted.exporter) if wanted.dynamic else wanted.exporter
+    """The dynamic model that a static one is made from."""
     layout = None if wanted.layout == PLAIN else wanted.layout
-    return exporter and export(layer, wanted.first, wanted.last, exporter=exporter, folder=folder, layout=layout)
+    how = {"exporter": wanted.exporter, "folder": folder, "layout": layout}
+    return None if wanted.dynamic else export(layer, wanted.first, wanted.last, **how)
 
 
 def _written(converted: Any, wanted: Model, layer: StagedLayer, place: Path, made_from: Mapping[str, Any]) -> Model:

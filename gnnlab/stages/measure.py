@@ -157,7 +157,6 @@ def measure(
     sizes: Sequence[Size],
     blocks: Sequence[str] = ("stages",),
     devices: Sequence[str] = (),
-    layer: str = "sage",
     features: int = 500,
     precision: str = "float32",
     threads: int = 1,
@@ -170,11 +169,11 @@ def measure(
 
     Raises `GnnlabError`: something asked for is not there; or as `run`.
     """
-    spans = layer_of(layer, features).blocks(blocks)
+    spans = layer_of("sage", features).blocks(blocks)
     names = [name for name in devices if find(name)] or list(all_devices())
     digests = {size: graph_digest(size, features) for size in sizes}
     configs = [
-        Config(layer, features, size.nodes, size.edges, *span, name, precision, threads, size.graph, digests[size])
+        Config("sage", features, size.nodes, size.edges, *span, name, precision, threads, size.graph, digests[size])
         for size in sizes
         for span in spans
         for name in names

@@ -77,6 +77,6 @@ class InputAdapter:
         return crop(self.layer, dict(zip(self.model.writes, results, strict=True)), *self.size)
 
     def _sort(self, values: Mapping[str, np.ndarray]) -> Arrays:
-        from gnnlab.stages.openvino_bags import preprocess  # SciPy, which other models do without
+        from gnnlab.stages.segment_sums import preprocess  # SciPy, which other models do without
 
         return preprocess(self.model.reads, values)

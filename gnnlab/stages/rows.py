@@ -27,7 +27,7 @@ CONDITIONS = ["form", "origin", "device", "runtime", "precision", "threads"]  # 
 SETTINGS = ["layer", "features", "precision", "threads"]  # which measurements share that are compared
 ONE_BY_ONE = "measured one by one; what the machine changed between them is not in the interval"
 BASELINE = "torch:CPU"  # of gains
-S4_LAYER, S4_STAGES = "layer == 'sage' and features == 500", 7
+S4_LAYER, S4_STAGES = "features == 500", 7
 S4_MEASUREMENTS = 210 + 105  # on CPU and GPU, and on the NPU
 SPENT = "with loading and parity; without exporting, probing the devices and the reference workload"
 NEEDED = "needs the 7 stages at S4's 15 sizes, all measured by this run (params/full, force: true); the minutes need "

@@ -1,12 +1,11 @@
-"""Runtimes of exported models: a device for each plugin of OpenVINO (CPU, GPU, NPU), and for each execution provider of
-ONNX Runtime, without a way back to the CPU. Precision and threads are set on each.
+"""Runtimes of exported models: a device for each plugin of OpenVINO (CPU, GPU, NPU), and ONNX Runtime on the CPU.
+Precision and threads are set on each.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -24,14 +23,8 @@ from gnnswap.errors import one_line
 if TYPE_CHECKING:
     from gnnlab.stages.export import Model
 
-CPU, ON_THE_NETWORK = "CPUExecutionProvider", "AzureExecutionProvider"
-PROCESSORS = {
-    "CUDA": "GPU", "Tensorrt": "GPU", "NvTensorRTRTX": "GPU", "ROCM": "GPU", "MIGraphX": "GPU", "Dml": "GPU",
-    "WebGPU": "GPU", "QNN": "NPU", "VitisAI": "NPU", "RKNPU": "NPU", "CANN": "NPU", "CoreML": "NPU",
-}  # fmt: skip
 TINY = '<ir_version: 8, opset_import: ["": 17]> tiny (float[4] x) => (float[4] y) { y = Relu(x) }'
 INSTALL = "pip install 'gnnlab[export]'"
-PROVIDER_NEEDS = "what this execution provider needs (onnxruntime.ai/docs/execution-providers)"
 REMEDIES = {
     "GPU": "an Intel GPU with its driver (Linux: intel-opencl-icd and ocl-icd-libopencl1, /dev/dri readable)",
     "NPU": "an Intel Core Ultra processor with its NPU driver (Linux: github.com/intel/linux-npu-driver)",
@@ -86,22 +79,17 @@ class OpenVINODevice(Device):
 
 @dataclass(frozen=True)
 class OnnxRuntimeDevice(Device):
-    """An execution provider of ONNX Runtime. It computes in the precision of the exported model, float32."""
-
-    provider: str = CPU
+    """ONNX Runtime on the CPU. It computes in the precision of the exported model, float32."""
 
     def probe(self) -> Availability:
         if find_spec("onnxruntime") is None:
             return Availability(False, "onnxruntime is not installed", INSTALL)
-        try:
-            from onnx import parser
+        from onnx import parser
 
-            tiny = parser.parse_model(TINY).SerializeToString()
-            result = _session(tiny, self.provider, 1).run(None, {"x": np.full(4, -1, np.float32)})[0]
-        except Exception as error:
-            return Availability(False, one_line(error), PROVIDER_NEEDS, version=version("ONNX Runtime"))
+        tiny = parser.parse_model(TINY).SerializeToString()
+        result = _session(tiny, 1).run(None, {"x": np.full(4, -1, np.float32)})[0]
         why = "a tiny model gave a wrong result" if result.any() else None
-        return Availability(why is None, why, chip=self._chip(), version=version("ONNX Runtime"))
+        return Availability(why is None, why, chip=machine.processor(), version=version("ONNX Runtime"))
 
     def load(self, layer, first, last, model, *, nodes, edges, threads, precision) -> Loaded:
         """As `Device.load`. Raises `Unavailable` for a model whose sums several threads get wrong, too: index_add is
@@ -109,10 +97,10 @@ class OnnxRuntimeDevice(Device):
         from gnnlab.stages.padding import InputAdapter
 
         path = model_path(self, model, first, last, nodes, edges)
-        if self.provider == CPU and threads != 1 and model.layout == "index_add":
+        if threads != 1 and model.layout == "index_add":
             wrong = f"{threads} threads of ONNX Runtime add the updates of ScatterND without a lock: sums are wrong"
             raise Unavailable(f"{wrong}; export it with layout scatter_add, or use one thread")
-        session = read_once(path.stat().st_mtime_ns, _session, path, self.provider, threads)
+        session = read_once(path.stat().st_mtime_ns, _session, path, threads)
         adapter = InputAdapter(layer, model, nodes, edges)
         given: dict[str, np.ndarray] = {}  # the binding reads them where they lie
 
@@ -126,11 +114,7 @@ class OnnxRuntimeDevice(Device):
             call = partial(session.run_with_iobinding, binding)
             return call, lambda _: adapter.outputs([value.numpy() for value in binding.get_outputs()])
 
-        about = self._chip(), version("ONNX Runtime"), adapter.notes
-        return Loaded(run_by(bind), *about, bind=bind if self.provider == CPU else None)
-
-    def _chip(self) -> str:
-        return machine.processor() if self.provider == CPU else self.provider.removesuffix("ExecutionProvider")
+        return Loaded(run_by(bind), machine.processor(), version("ONNX Runtime"), adapter.notes, bind=bind)
 
 
 LOW, HALF = ("float32", "bfloat16"), ("float32", "float16")
@@ -143,18 +127,7 @@ OPENVINO_DEVICES = (
 )
 
 
-def onnxruntime_devices() -> list[Device]:
-    """The CPU, and a device for each other provider that the installed ONNX Runtime has."""
-    providers = [CPU]
-    with suppress(ImportError):  # its probe says so
-        import onnxruntime
-
-        providers += [p for p in onnxruntime.get_available_providers() if p not in (CPU, ON_THE_NETWORK)]
-    shorts = {provider: provider.removesuffix("ExecutionProvider") for provider in providers}
-    return [
-        OnnxRuntimeDevice(f"onnxruntime:{short}", PROCESSORS.get(short, "CPU"), "onnxruntime", "onnx", provider=name)
-        for name, short in shorts.items()
-    ]
+ONNX_RUNTIME = OnnxRuntimeDevice("onnxruntime:CPU", "CPU", "onnxruntime", "onnx")
 
 
 def openvino_refuses(processor: str) -> str | None:
@@ -180,17 +153,13 @@ def read_once(changed: int, make: Callable[..., Any], *arguments: Any) -> Any:
     return make(*arguments)
 
 
-def _session(model: bytes | Path, provider: str, threads: int) -> Any:
+def _session(model: bytes | Path, threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads  # operators run one after the other, as is the default
     options.log_severity_level = 4  # nothing; what is worth knowing is raised
-    if provider != CPU:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    session = onnxruntime.InferenceSession(model, options, providers=[provider])
-    session.disable_fallback()
-    return session
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _full_name(processor: str) -> str:

@@ -87,12 +87,12 @@ def _checked(nodes: Any, edges: Any, where: str) -> Size:
 
 @lru_cache(maxsize=4)
 def layer_of(name: str, features: int) -> StagedLayer:
-    """The layer of that name and width; its weights are always the same. Raises `GnnlabError` for an unknown name."""
-    from gnnlab.workloads.graphsage import LAYERS
+    """The layer `sage` of that width; its weights are always the same. Raises `GnnlabError` for another name."""
+    from gnnlab.workloads.graphsage import sage
 
-    if name not in LAYERS:
-        raise GnnlabError(f"layer {name!r} is not known; one of {', '.join(LAYERS)}")
-    return LAYERS[name](features)
+    if name != "sage":
+        raise GnnlabError(f"layer {name!r} is not known; it is sage")
+    return sage(features)
 
 
 def inputs_of(size: Size, features: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""torch as a runtime: the stages themselves on the CPU (eager or compiled) or on CUDA, and gnnswap's kernels for them.
+"""torch as a runtime: the stages themselves on the CPU or on CUDA, and gnnswap's kernels for them.
 
 What is timed is the module alone, in inference mode. Arrays become tensors once, which share their memory.
 """
@@ -6,13 +6,11 @@ What is timed is the module alone, in inference mode. Arrays become tensors once
 from __future__ import annotations
 
 import copy
-import shutil
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -102,32 +100,11 @@ class CudaDevice(TorchDevice):
 
 
 @dataclass(frozen=True)
-class CompiledDevice(TorchDevice):
-    """The block through `torch.compile` with dynamic shapes: one compilation serves all sizes in a process."""
-
-    probe_s = 120.0  # a first torch.compile takes long
-
-    def probe(self) -> Availability:
-        import torch
-
-        compilers = ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
-        if not any(map(shutil.which, compilers)):
-            return Availability(False, "torch.compile finds no C++ compiler", f"install one of {', '.join(compilers)}")
-        torch.compile(lambda x: x * 2 + 1)(torch.ones(8))
-        return super().probe()
-
-    def _module_for(self, layer, block, nodes, notes):
-        return lambda values: _compiled(layer, block.first, block.last)
-
-
-@dataclass(frozen=True)
 class FastDevice(TorchDevice):
     """gnnswap's kernels for blocks of GraphSAGE that sum over neighbours. The graph is sorted once, outside the time:
     who runs a layer more than once on a graph does the same."""
 
     def _module_for(self, layer, block, nodes, notes):
-        if layer.name != "sage":
-            raise Unavailable(f"{self.name} computes GraphSAGE's stages, not those of {layer.name}; use torch:CPU")
         if not block.first <= SUM <= block.last:
             raise Unavailable("without a sum over neighbours there is no faster kernel; use torch:CPU")
         return once_per_graph(lambda values: fast_block(block, _tensor(values["edge_index"]), nodes), notes)
@@ -135,20 +112,9 @@ class FastDevice(TorchDevice):
 
 TORCH_DEVICES = (
     TorchDevice("torch:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
-    CompiledDevice("torch-compiled:CPU", "CPU", "torch", precisions=("float32", "bfloat16")),
     FastDevice("fast:CPU", "CPU", "torch"),
     CudaDevice("torch:CUDA", "GPU", "torch", precisions=("float32", "float16", "bfloat16")),
 )
-
-
-@cache
-def _compiled(layer: StagedLayer, first: int, last: int) -> Forward:
-    """Compiled once in a process. All blocks share their code: torch.compile has to keep the graphs of 28 of them, each
-    with N = E and without, of several widths. Beyond its own limit, 8, it would run the rest eagerly and only log it.
-    """
-    from gnnlab.measure.conditions import compiled
-
-    return compiled(layer.block(first, last), dynamic=True, fullgraph=True, recompile_limit=256)
 
 
 def fast_block(block: StageBlock, edge_index: Tensor, nodes: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -164,7 +130,7 @@ def fast_block(block: StageBlock, edge_index: Tensor, nodes: int) -> Callable[..
 
     neighbours = Neighbours.prepare(edge_index, nodes)
     neighbours.cast("mean_weight", torch.float32)
-    degree, order = neighbours.cast("degree", torch.float32), neighbours.cast("order", neighbours.rowptr.dtype)
+    degree, order = neighbours.cast("degree", torch.float32), neighbours.permutation
     means = block.first == GATHER and block.last >= NORMALIZE  # at once, without sums
 
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:

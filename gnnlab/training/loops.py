@@ -3,7 +3,7 @@
     def guide(model, optimizer, batches): ...            # an epoch, any code over batches of rows; gives its mean loss
     loops = {"guide": Loop(guide, make_model, AdamW), "ours": Loop(ours, make_model, AdamW)}     # the first: baseline
     raced = race_loops(loops, training, validation, seeds=3, epochs=2, batch_size=256, control="ours")
-    raced.times(), raced.scores(), raced.differences({"ours": "guide"}), raced.memory()          # rows for `Lab.record`
+    raced.times(), raced.differences({"ours": "guide"}), raced.memory()                 # rows for `Lab.record`
 
 Parity comes first: with dropout off, the first batches must give every loop the baseline's loss. A faster loop counts
 only where its score is seen to be equal, and equal scores only where training got somewhere.
@@ -12,6 +12,7 @@ only where its score is seen to be equal, and equal scores only where training g
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,8 @@ from gnnlab.user_code import forked_random
 from gnnlab.workloads.tables import FeatureTable, scores
 from gnnswap.cost import quiet
 from gnnswap.errors import one_line
+
+warnings.filterwarnings("ignore", message="This DataLoader will create")  # S3's 4 workers, on fewer cores
 
 MARGIN = 0.005  # of a validation score: what is closer is equal
 TRAINED = 0.5  # of the way from a constant answer to the best possible; short of it, equal scores say little
@@ -159,8 +162,9 @@ def _epochs(
                 torch.manual_seed(_seed_of(seed, epoch))  # of dropout
                 with quiet(), stopwatch(device=device) as took:
                     loss = loops[name].epoch(model.train(), *state, batches)
+                score = evaluate(model, validation, device) if epoch + 1 == epochs else np.nan
                 row = {"form": name, "seed": seed, "epoch": epoch + 1, "ms": took.ms, "loss": float(loss)}
-                rows.append(row | {"score": evaluate(model, validation, device)})
+                rows.append(row | {"score": score})
     return rows
 
 
@@ -184,10 +188,11 @@ def evaluate(model: nn.Module, table: FeatureTable, device: str = "cpu") -> floa
 
 @dataclass(frozen=True)
 class RacedLoops:
-    """What became of each loop. `epochs`: a row for each loop, seed and epoch: form, seed, epoch, ms, loss, score, ...
+    """What became of each loop. `epochs`: a row for each loop, seed and epoch: form, seed, epoch, ms, loss, and after
+    the last epoch the score.
 
     `known` are scores that need no training: "chance" (every answer equally likely), "constant answer" (the most
-    frequent one) and, where it is planted, "truth". Frames are for `Lab.record`, named as a row's fields are.
+    frequent one) and, where the table is synthetic, "truth". Frames are for `Lab.record`, named as a row's fields are.
     """
 
     loops: dict[str, Loop]
@@ -210,7 +215,7 @@ class RacedLoops:
         """
         wide = self.epochs.pivot(index=["seed", "epoch"], columns="form", values="ms")
         samples = {form: wide[form].to_numpy() for form in wide}
-        floor = estimates.noise_floor(samples[self.control], samples[CONTROL])  # as the ledger recomputes it
+        floor = estimates.noise_floor(samples[self.control], samples[CONTROL])  # as the claims report recomputes it
         rows = {form: self._row(form, samples, "ms", floor) for form in self._forms}
         equal = {**rows[self.control], "form": f"{self.control}, equal score"}
         difference = estimates.summary(self.last(self.control) - self.last(self.baseline), "mean")
@@ -242,23 +247,6 @@ class RacedLoops:
         rows["value"] = rows.pop("samples").str[0]
         return rows.assign(origin="counted", statistic="count", interval="exact", n=1)
 
-    def scores(self) -> pd.DataFrame:
-        """The validation score of each loop after each epoch, mean over the seeds, and the known ones; key: epoch."""
-        fields = {"unit": "score", "better": "higher"}
-        measured = {"origin": "measured", "statistic": "mean", "notes": self._known_scores_text()}
-        trained = [
-            {"epoch": epoch, "form": form, "samples": part.sort_values("seed")["score"].to_numpy(), **fields}
-            | {"precision": self._loop(form).precision, **measured}
-            for (epoch, form), part in self.epochs.groupby(["epoch", "form"], sort=False)
-        ]
-        exact = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1, "precision": "none"}
-        known = [
-            {"epoch": epoch, "form": form, "value": score, **fields, **exact}
-            for epoch in sorted(self.epochs["epoch"].unique())
-            for form, score in self.known.items()
-        ]
-        return pd.DataFrame([*trained, *known])
-
     def differences(self, pairs: Mapping[str, str]) -> pd.DataFrame:
         """Score of a loop minus another's (`pairs`: loop -> other) after the last epoch, paired by seed; key: minus.
 
@@ -283,16 +271,12 @@ class RacedLoops:
     def trained(self) -> str:
         """The score that the control's loop reaches, and the known scores to compare it with."""
         mean, constant = float(self.last(self.control).mean()), self.known["constant answer"]
-        text = f"training reaches a validation score of {mean:.3f}, {self._known_scores_text()}"
+        known = ", ".join(f"{name} {score:.3f}" for name, score in self.known.items())
+        text = f"training reaches a validation score of {mean:.3f} ({known})"
         if "truth" not in self.known:
             return text
-        way = (mean - constant) / (self.known["truth"] - constant)
-        return f"{text}: {100 * way:.0f} % of the way from a constant answer to the truth"
-
-    def _known_scores_text(self) -> str:
-        """ "chance 0.253, a constant answer 0.448, the truth 0.823" """
-        words = {"chance": "chance", "constant answer": "a constant answer", "truth": "the truth"}
-        return ", ".join(f"{words[name]} {self.known[name]:.3f}" for name in words if name in self.known)
+        way = 100 * (mean - constant) / (self.known["truth"] - constant)
+        return f"{text}: {way:.0f} % of the way from the constant answer to the truth"
 
     def _why_untrained(self) -> str | None:
         """The reason why equal scores say little: training is too near a constant answer. None where it is not.

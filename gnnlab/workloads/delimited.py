@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,7 @@ from gnnlab.errors import GnnlabError
 from gnnswap.errors import quoted
 
 SAMPLE = 200  # lines that decide how a file is read
-BLOCK = 1 << 22  # bytes that are looked at in one go
+BLOCK = 1 << 18  # bytes that are looked at in one go
 LONGEST_LINE = 1 << 20  # bytes
 MOST_COLUMNS = 10_000
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "blanks"}
@@ -40,7 +39,7 @@ FindIds = Callable[[Sequence[str]], Ids | None]  # the places of the ids' column
 
 
 @dataclass
-class Table:
+class DelimitedTable:
     """The cells of a file: integers, numbers or text by column; the names in its header; how it was read."""
 
     lines: Lines
@@ -51,19 +50,39 @@ class Table:
     unused: list[str] = field(default_factory=list)
 
 
-@dataclass
 class Lines:
-    """The lines with data of a file, and its comments, each with the number of data lines before it."""
+    """The lines of a file that hold data. Each reading also finds: how many there are, its comments with the number of
+    data lines before each, and whether a cell begins with 0 before a digit (`padded`)."""
 
-    name: str
-    text: bytes = b""
-    count: int = 0
-    comments: list[tuple[int, str]] = field(default_factory=list)
-    padded: bool = False  # whether a cell begins with 0 before a digit
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        lines = itertools.islice(itertools.chain.from_iterable(self.blocks()), SAMPLE)
+        self.first = [line.decode() for line in lines]
+        if not self.first:
+            raise GnnlabError("it holds no rows; write one edge a row: source,target")
 
     @property
     def suffix(self) -> str:
         return Path(self.name.lower().removesuffix(".gz")).suffix
+
+    def blocks(self) -> Iterator[list[bytes]]:
+        """Read the file once, some MB at a time."""
+        self.count, self.padded = 0, False
+        self.comments: list[tuple[int, str]] = []
+        with gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb") as file:
+            block = [line.removeprefix(b"\xef\xbb\xbf") for line in file.readlines(BLOCK)]
+            while block:
+                _check(block)
+                data = []
+                for line in block:
+                    if line[0] not in SUSPECTS or not NO_DATA.fullmatch(line.rstrip(b"\r\n")):
+                        data.append(line)
+                    elif (comment := line.strip())[:1] in (b"#", b"%"):
+                        self.comments.append((self.count + len(data), comment.decode()))
+                self.count += len(data)
+                self.padded = self.padded or PADDED.search(b"\n" + b"".join(data)) is not None
+                yield data
+                block = file.readlines(BLOCK)
 
     def by_networkx(self, kind: str, separator: str = " ") -> str:
         """The line of Python that makes of the file one that is read."""
@@ -71,19 +90,15 @@ class Lines:
         read = f'networkx.read_{kind}("{self.name}", create_using=networkx.DiGraph{between})'
         return f'networkx.write_graphml({read}, "new.graphml")'
 
-    def first(self, most: int = SAMPLE) -> list[str]:
-        return [line.decode() for line in io.BytesIO(self.text).readlines(BLOCK)[:most]]
-
-    def rows(self, find_ids: FindIds, most: int = SAMPLE) -> tuple[list[list[str]], str]:
+    def rows(self, find_ids: FindIds) -> tuple[list[list[str]], str]:
         """The cells of the first lines, and what separates them: a header that is understood tells, or equal rows."""
-        lines = self.first(most)
-        if braces := [line for line in lines if " {" in line]:
+        if braces := [line for line in self.first if " {" in line]:
             kind = "multiline_adjlist" if re.fullmatch(r"\S+ {}\s*", braces[0]) else "edgelist"
             raise GnnlabError(f"networkx wrote it with {{}}: {self.by_networkx(kind)}")
-        by_separator = {separator: _cells(lines, separator) for separator in SEPARATORS}
+        by_separator = {separator: _cells(self.first, separator) for separator in SEPARATORS}
         several = {s: rows for s, rows in by_separator.items() if max(map(len, rows)) > 1}
         if not several:
-            raise GnnlabError(f"{quoted(lines[0].strip())} is one cell; write one edge a row: source,target")
+            raise GnnlabError(f"{quoted(self.first[0].strip())} is one cell; write one edge a row: source,target")
         even = {s: r for s, r in several.items() if len(r[-1]) > 1 and len({len(row) for row in r[1:] or r}) == 1}
         known = {s: r for s, r in several.items() if find_ids(r[0])}
         known = {s: r for s, r in known.items() if len(r[0]) == len(r[-1])} or known
@@ -102,27 +117,17 @@ class Lines:
         return several[clean[0]], clean[0]
 
 
-def scan(path: Path) -> Lines:
-    """The lines of a file, without those that hold no data."""
-    lines, kept = Lines(path.name), io.BytesIO()
-    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-        while block := file.readlines(BLOCK):
-            if not kept.tell():
-                block[0] = block[0].removeprefix(b"\xef\xbb\xbf")
-            _check(block)
-            data = []
-            for line in block:
-                if line[0] not in SUSPECTS or not NO_DATA.fullmatch(line.rstrip(b"\r\n")):
-                    data.append(line)
-                elif (comment := line.strip())[:1] in (b"#", b"%"):
-                    lines.comments.append((lines.count + len(data), comment.decode()))
-            lines.count += len(data)
-            kept.write(text := b"".join(data))
-            lines.padded = lines.padded or PADDED.search(b"\n" + text) is not None
-    lines.text = kept.getvalue()  # shares the memory
-    if not lines.count:
-        raise GnnlabError("it holds no rows; write one edge a row: source,target")
-    return lines
+class _Stream:
+    """The blocks of some lines as a file that pandas reads."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.blocks = map(b"".join, lines.blocks())
+
+    def read(self, size: int) -> bytes:
+        return next(filter(None, self.blocks), b"")
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.blocks
 
 
 def _check(block: list[bytes]) -> None:
@@ -173,8 +178,9 @@ def _has_header(rows: list[list[str]], find_ids: FindIds) -> bool | None:
     return True if twins(first) else None
 
 
-def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
+def read(path: Path, find_ids: FindIds, default: Ids = (0, 1)) -> DelimitedTable:
     """All cells of a file; ids that are no plain integers, such as those padded with zeros, stay text."""
+    lines = Lines(path)
     rows, separator = lines.rows(find_ids)
     width = max(map(len, rows))
     header = _commented_header(lines, separator, width, find_ids)
@@ -183,7 +189,7 @@ def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
         header, rows = rows[0], rows[1:]
         if not rows:
             raise GnnlabError("it holds a header and no rows; write one edge a row: source,target")
-        quotes = lines.first()[1].startswith('"') and all(row[0].isdigit() for row in rows)
+        quotes = lines.first[1].startswith('"') and all(row[0].isdigit() for row in rows)
         if quotes and len(header) == width - 1:  # R does not name the column of its row names
             header = ["", *header]
     if header is None and len(fewest_most := {len(row) for row in rows}) > 1:
@@ -192,13 +198,10 @@ def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
             f"(of neighbours in a row, {lines.by_networkx('adjlist', separator)})"
         )
     ids = list(find_ids(header or []) or (len(default) > 1 and twins(header or [])) or default)
-    plain = all(re.fullmatch("[0-9]{1,18}", row[i]) for row in rows for i in ids if i < len(row)) and not lines.padded
+    plain = all(re.fullmatch("[0-9]{1,18}", row[i]) for row in rows for i in ids if i < len(row))
     no_ids = {i: NOT_GIVEN for i in range(width) if i not in ids}
-    for as_text in (not plain, True):  # ids that are fractions further down are read again
-        types = dict.fromkeys(ids, str) if as_text else {}
-        cells = _read(lines, separator, int(has_header or 0), na_values=no_ids, dtype=types)
-        if all(cells[i].dtype.kind != "f" for i in ids):
-            break
+    cells = _read(lines, separator, int(has_header or 0), ids, plain, no_ids)
+    _commented_header(lines, separator, width, find_ids)  # comments further down
     if has_header is None and not cells.loc[1:, ids].isin(list(cells.loc[0, ids])).any(axis=None):
         first = quoted(",".join(rows[0]))
         raise GnnlabError(f"row 1, {first}, may be a header or an edge: write source,target in place of it, or above")
@@ -211,7 +214,7 @@ def read(lines: Lines, find_ids: FindIds, default: Ids = (0, 1)) -> Table:
         how.append(f"{SEPARATORS[separator]} between cells")
     if count := len(lines.comments):
         how.append(f"{count:,} comment{'s' * (count > 1)} left out")
-    return Table(lines, cells, header, separator, how)
+    return DelimitedTable(lines, cells, header, separator, how)
 
 
 def _commented_header(lines: Lines, separator: str, width: int, find_ids: FindIds) -> list[str] | None:
@@ -233,23 +236,38 @@ def _commented_header(lines: Lines, separator: str, width: int, find_ids: FindId
     return header
 
 
-def _read(lines: Lines, separator: str, skip: int, **options: Any) -> pd.DataFrame:
-    """The cells of the lines behind `skip`, as many rows as lines."""
-    try:
-        cells = pd.read_csv(
-            io.BytesIO(lines.text),
-            sep=r"\s+" if separator == " " else separator,
-            header=None,
-            skiprows=skip,
-            keep_default_na=False,
-            skipinitialspace=True,
-            low_memory=False,
-            **options,
-        )
-    except pd.errors.ParserError as error:
-        raise GnnlabError(uneven(error)) from error
+def _read(
+    lines: Lines, separator: str, skip: int, ids: Sequence[int], plain: bool, not_given: Mapping[int, list[str]]
+) -> pd.DataFrame:
+    """The cells of the lines behind `skip`, as many rows as lines.
+
+    Read in parts, which takes half the memory. A column of several types is read again as text, and so are all ids
+    where one of them is no plain integer.
+    """
+    as_text: set[int] = set() if plain else set(ids)
+    while True:
+        try:
+            with warnings.catch_warnings(action="ignore", category=pd.errors.DtypeWarning):
+                cells = pd.read_csv(
+                    _Stream(lines),
+                    sep=r"\s+" if separator == " " else separator,
+                    header=None,
+                    skiprows=skip,
+                    keep_default_na=False,
+                    na_values=not_given,
+                    skipinitialspace=True,
+                    dtype=dict.fromkeys(as_text, str),
+                )
+        except pd.errors.ParserError as error:
+            raise GnnlabError(uneven(error)) from error
+        mixed = {i for i in cells if cells[i].dtype == object}
+        if lines.padded or any(cells[i].dtype.kind not in "iu" for i in ids):
+            mixed |= set(ids)
+        if mixed <= as_text:
+            break
+        as_text |= mixed
     if len(cells) != lines.count - skip:
-        odd = next((line for line in io.BytesIO(lines.text) if line.count(b'"') % 2), b'"').decode().strip()
+        odd = next((line for block in lines.blocks() for line in block if line.count(b'"') % 2), b'"').decode().strip()
         raise GnnlabError(
             f"{quoted(odd)}: a quotation mark is opened or closed in another line; close or delete it (a name holds no "
             "line break)"
@@ -324,7 +342,7 @@ def twins(names: Sequence[str]) -> tuple[int, int] | None:
     x1 and x2 beside other columns are rather features.
     """
     found = []
-    for i, (one, other) in enumerate(pairwise(map(key, names))):
+    for i, (one, other) in enumerate(itertools.pairwise(map(key, names))):
         differing = [a + b for a, b in zip(one, other, strict=False) if a != b]
         if len(one) == len(other) and len(differing) == 1 and differing[0] in TWINS:
             found.append((i, i + 1))

@@ -18,11 +18,10 @@ from torch_geometric.data import Data
 
 from gnnlab.errors import GnnlabError
 from gnnlab.workloads import delimited
-from gnnlab.workloads.delimited import Lines, Table, key, numbers, twins
+from gnnlab.workloads.delimited import DelimitedTable, key, numbers, twins
 from gnnswap.errors import quoted
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".edges")
-MOST_BYTES = 20_000_000  # of a list of neighbours
 EXACT = 2**24  # up to which float32 has every integer
 TIMES = (1e8, 5e9)  # in seconds since 1970
 
@@ -44,8 +43,7 @@ def read(path: Path, nodes: dict[str, Any] | None = None) -> Data:
     """The graph of an edge list: a row is one directed edge, source, target and perhaps a weight.
 
     Under a header, columns of other names are features of the edge, `edge_attr` in the order of the file. Integer names
-    are numbered in ascending order, so that 0..N-1 stay what they are, others as they appear. A matrix of 0 and 1 and
-    a list of each node's neighbours are understood, too.
+    are numbered in ascending order, so that 0..N-1 stay what they are, others as they appear.
 
     Args:
         nodes: what `read_nodes` gives of a file beside.
@@ -55,18 +53,14 @@ def read(path: Path, nodes: dict[str, Any] | None = None) -> Data:
     """
     if path.stem.endswith("_A") and path.with_name(f"{path.stem[:-2]}_graph_indicator.txt").exists():
         raise GnnlabError(f"one file of a TU data set; name the set, as in pyg:TUDataset:{path.stem[:-2]}")
-    lines = delimited.scan(path)
-    if nodes is None and (data := _neighbours(lines)) is not None:
-        return data
-    table = delimited.read(lines, _ends)
-    if nodes is None and (data := _matrix(path, table)) is not None:
-        return data
+    table = delimited.read(path, _ends)
+    if nodes is None:
+        _no_matrix(table)
     data, ends = _columns(table)
     columns, table.cells = [table.cells[i] for i in ends], None
-    lines.text = b""  # as large as the file
     places, ids = _ids([*columns, *([nodes["id"]] if nodes else [])], table)
     numbered = ids.dtype == np.int64
-    if lines.suffix == ".edges" and not numbered:
+    if table.lines.suffix == ".edges" and not numbered:
         raise GnnlabError("a .edges file holds integers, as SNAP writes it; call one with names .txt")
     count = len(ids)
     if nodes is not None:
@@ -97,7 +91,7 @@ def _ends(names: Sequence[str]) -> tuple[int, int] | None:
     return (found[0][0], found[1][0]) if [len(places) for places in found] == [1, 1] else None
 
 
-def _columns(table: Table) -> tuple[Data, tuple[int, int]]:
+def _columns(table: DelimitedTable) -> tuple[Data, tuple[int, int]]:
     """Weights and features of the edges, and the places of source and target."""
     data, cells, features = Data(), table.cells, {}
     ends, others = _with_header(table) if table.header else _without_header(table)
@@ -122,7 +116,7 @@ def _columns(table: Table) -> tuple[Data, tuple[int, int]]:
     return data, ends
 
 
-def _with_header(table: Table) -> tuple[tuple[int, int], dict[str, int]]:
+def _with_header(table: DelimitedTable) -> tuple[tuple[int, int], dict[str, int]]:
     names, others = table.header, {}
     ends = _ends(names)
     if ends is None and not any(role.fullmatch(key(name)) for role in ROLES for name in names):
@@ -146,7 +140,7 @@ def _counts_rows(name: str, column: pd.Series) -> bool:
     return key(name) in ROW_NUMBERS and column.dtype.kind == "i" and (np.diff(column) == 1).all()
 
 
-def _without_header(table: Table) -> tuple[tuple[int, int], dict[str, int]]:
+def _without_header(table: DelimitedTable) -> tuple[tuple[int, int], dict[str, int]]:
     cells, width = table.cells, table.cells.shape[1]
     times = [cells[i].dtype.kind in "iuf" and cells[i].between(*TIMES).all() for i in cells]
     if width == 2:
@@ -186,64 +180,25 @@ def _no_counts(cells: pd.DataFrame) -> None:
         )
 
 
-# ---- other ways to write edges ---------------------------------------------------------------------------------------
-
-
-def _neighbours(lines: Lines) -> Data | None:
-    """The graph of a list of neighbours, if it is one without any doubt: rows of integers, a node and those that it is
-    joined with, in both directions; rows of three with blanks or tabs are rather edges with weights."""
-    sample, separator = lines.rows(_ends)
-    widths = {len(row) for row in sample}
-    if len(lines.text) > MOST_BYTES or widths in ({1}, {2}) or (widths == {3} and separator != ","):
-        return None
-    if not all(cell.isascii() and cell.isdigit() for row in sample for cell in row if cell) or len(sample) < 2:
-        return None
-    if len({row[0] for row in sample}) < len(sample):
-        return None
-    rows = [[int(cell) for cell in row if cell] for row in lines.rows(_ends, lines.count)[0]]
-    pairs = {(row[0], other) for row in rows for other in row[1:]}
-    nodes = sorted(row[0] for row in rows)
-    sound = len(pairs) == sum(len(row) - 1 for row in rows) and len(set(nodes)) == len(rows)
-    if not sound or not all((b, a) in pairs and a != b for a, b in pairs):
-        return None
-    place = {node: i for i, node in enumerate(nodes)}
-    edges = [(place[row[0]], place[other]) for row in rows for other in row[1:]]
-    return _made(torch.tensor(edges).t(), len(nodes), "a list of neighbours", "")
-
-
-def _matrix(path: Path, table: Table) -> Data | None:
-    """The graph of a matrix of 0 and 1, with the names of the nodes or without."""
-    cells, header = table.cells, table.header
-    square = header is not None and len(header) == len(cells) + 1
-    named = square and header[1:] == cells[0].astype(str).str.strip().tolist()
-    inner = cells.drop(columns=0) if named else cells
-    if inner.shape[0] != inner.shape[1] or (not named and (header or len(inner) < 3)):
-        return None
-    if all(inner[i].dtype.kind == "i" and inner[i].isin((0, 1)).all() for i in inner):
-        array = inner.to_numpy()
-        if named or len(array) > 3 or (array == array.T).all():
-            edges = torch.from_numpy(np.stack(array.nonzero()))
-            return _made(edges, len(array), f"a matrix of {len(array)} x {len(array)}", "named " if named else "")
-    if named:
-        table_read = f'pandas.read_csv("{path.name}", sep="{table.separator}", index_col=0)'
+def _no_matrix(table: DelimitedTable) -> None:
+    """Refuses a matrix, with the names of the nodes or without."""
+    cells, header, name = table.cells, table.header, table.lines.name
+    if header and len(header) == len(cells) + 1 and header[1:] == cells[0].astype(str).str.strip().tolist():
+        read = f'pandas.read_csv("{name}", sep="{table.separator}", index_col=0)'
         raise GnnlabError(
-            "a matrix of weights, in which 0 may be a weight or no edge: "
-            f"networkx.write_graphml(networkx.from_pandas_adjacency({table_read}, create_using=networkx.DiGraph), "
+            "a matrix, in which 0 may be a weight or no edge: "
+            f"networkx.write_graphml(networkx.from_pandas_adjacency({read}, create_using=networkx.DiGraph), "
             '"new.graphml") leaves 0 out'
         )
-    return None
-
-
-def _made(edges: torch.Tensor, nodes: int, how: str, kind: str) -> Data:
-    data = Data(edge_index=edges, num_nodes=nodes)
-    data._notes = {"how": [how], "unused": [], "kind": kind}
-    return data
+    if not header and len(cells) == cells.shape[1] > 2 and cells.isin((0, 1)).all(axis=None):
+        read = f'numpy.loadtxt("{name}", delimiter="{table.separator}")'
+        raise GnnlabError(f'a matrix: scipy.sparse.save_npz("new.npz", scipy.sparse.csr_array({read}))')
 
 
 # ---- the nodes -------------------------------------------------------------------------------------------------------
 
 
-def _ids(columns: list[pd.Series], table: Table) -> tuple[np.ndarray, np.ndarray]:
+def _ids(columns: list[pd.Series], table: DelimitedTable) -> tuple[np.ndarray, np.ndarray]:
     """The place of each cell among the ids, one column after the other, and the ids, each once: integers in ascending
     order, or text as it appears."""
     if all(column.dtype.kind == "i" for column in columns):
@@ -267,7 +222,7 @@ def _ids(columns: list[pd.Series], table: Table) -> tuple[np.ndarray, np.ndarray
     return renamed[places], ids
 
 
-def _check_names(names: pd.Series, places: np.ndarray, rows: int, table: Table) -> None:
+def _check_names(names: pd.Series, places: np.ndarray, rows: int, table: DelimitedTable) -> None:
     """Refuses names that are none, or may be two numbers."""
     bad = names.str.fullmatch("|-[0-9]+")
     if bad.any():
@@ -304,7 +259,7 @@ def _own(names: Sequence[str]) -> tuple[int] | None:
 def read_nodes(path: Path) -> dict[str, Any]:
     """A file of nodes, one a row: the column `id` of their names, `x` (N, F) of columns of numbers, `y` (N,) of one
     named label or class, where there are such; how it was read, and what is not used."""
-    table = delimited.read(delimited.scan(path), _own, default=(0,))
+    table = delimited.read(path, _own, default=(0,))
     names = table.header or [f"column {i + 1}" for i in range(max(table.cells) + 1)]
     if _ends(names):
         raise GnnlabError(f"{','.join(names)[:80]} are edges; a file of nodes has a node a row, and a column id")

@@ -231,14 +231,10 @@ def checked(data: Data, source: str) -> Data:
     Other fields pass through. The tensors of the argument are shared, never written to.
     Raises `GnnlabError` in one line that begins with `source`.
     """
-    if isinstance(data, HeteroData):
-        raise GnnlabError(
-            f"{source}: a name, a path or a torch_geometric Data with one kind of node is needed, got HeteroData; "
-            "commands take that from a function, --inputs module:function"
-        )
     if not isinstance(data, Data):
         needed = "a name, a path or a torch_geometric Data with one kind of node is needed"
-        raise GnnlabError(f"{source}: {needed}, got {type(data).__name__}")
+        remedy = "; commands take that from a function, --inputs module:function" * isinstance(data, HeteroData)
+        raise GnnlabError(f"{source}: {needed}, got {type(data).__name__}{remedy}")
     data = copy.copy(data).detach()
     try:
         for field, value in data.to_dict().items():
@@ -246,21 +242,7 @@ def checked(data: Data, source: str) -> Data:
                 data[field] = torch.from_numpy(graph_files.narrow(value))
         if data.get("edge_index") is None and torch.is_tensor(data.get("adj_t")):
             _edges_of_adj_t(data)
-        with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges, as is meant
-            warnings.simplefilter("ignore")
-            nodes = data.num_nodes
-            if not nodes or data.get("edge_index") is None or not data.num_edges:
-                raise GnnlabError(f"the graph has no {'edges' if nodes else 'nodes'}; at least one is needed")
-            if data.edge_index.is_floating_point():
-                raise GnnlabError(f"edge_index must hold integers, got {data.edge_index.dtype}")
-            if (last := int(data.edge_index.max())) >= nodes:
-                raise GnnlabError(f"edge_index holds node {last}, and there are {nodes}; number them 0..{nodes - 1}")
-            data.validate(raise_on_error=True)
-        if data.x is None and nodes > max(MOST_ISOLATED, 100 * data.num_edges):
-            raise GnnlabError(
-                f"{data.num_edges:,} edges among {nodes:,} nodes: number the nodes of the edges 0..N-1 "
-                "(numpy.unique, return_inverse=True)"
-            )
+        nodes = _check_edges(data)
         data.edge_index, edges = data.edge_index.to(torch.int64).contiguous(), data.edge_index.shape[1]
         if (weight := data.get("edge_weight")) is not None:
             if weight.numel() != edges:
@@ -282,6 +264,26 @@ def checked(data: Data, source: str) -> Data:
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # what PyG or torch refuses
         raise GnnlabError(f"{source}: {one_line(error)}") from error
     return data
+
+
+def _check_edges(data: Data) -> int:
+    """The number of nodes; `GnnlabError` where there are no edges, or not among these nodes."""
+    with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges, as is meant
+        warnings.simplefilter("ignore")
+        nodes = data.num_nodes
+        if not nodes or data.get("edge_index") is None or not data.num_edges:
+            raise GnnlabError(f"the graph has no {'edges' if nodes else 'nodes'}; at least one is needed")
+        if data.edge_index.is_floating_point():
+            raise GnnlabError(f"edge_index must hold integers, got {data.edge_index.dtype}")
+        if (last := int(data.edge_index.max())) >= nodes:
+            raise GnnlabError(f"edge_index holds node {last}, and there are {nodes}; number them 0..{nodes - 1}")
+        data.validate(raise_on_error=True)
+    if data.x is None and nodes > max(MOST_ISOLATED, 100 * data.num_edges):
+        raise GnnlabError(
+            f"{data.num_edges:,} edges among {nodes:,} nodes: number the nodes of the edges 0..N-1 "
+            "(numpy.unique, return_inverse=True)"
+        )
+    return nodes
 
 
 def _features(x: torch.Tensor, nodes: int) -> torch.Tensor:

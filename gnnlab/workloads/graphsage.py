@@ -1,4 +1,4 @@
-"""Two layers as the seven stages of S4: GraphSAGE's (Hamilton et al. 2017, mean aggregation), and GAT's beside it.
+"""GraphSAGE's layer (Hamilton et al. 2017, mean aggregation) as the seven stages of S4.
 
 | # | stage | computes | bytes in and out |
 |---|---|---|---|
@@ -11,20 +11,7 @@
 | 7 | ACTIVATE | out = max(hidden, 0) | 8 N F' |
 
 Together they equal PyG's `SAGEConv` followed by ReLU. Stages 3 and 4 need N as a number only: they look at the shape of
-x, which moves nothing. A graph attention layer (Velickovic et al. 2018):
-
-| # | stage | computes |
-|---|---|---|
-| 1 | LINEAR | h = W x, (N, H C) |
-| 2 | GATHER_BOTH | pairs: h[source] and h[target], (2, E, H C) |
-| 3 | SCORE | scores = LeakyReLU(a_src . h[source] + a_dst . h[target]), (E, H) |
-| 4 | SOFTMAX | alpha: scores over the edges into the same target, (E, H) |
-| 5 | WEIGHT | weighted = alpha h[source], (E, H C) |
-| 6 | SUM | sums over targets, (N, H C) |
-| 7 | ACTIVATE | out = ELU(sums + b) |
-
-Together they equal PyG's `GATConv(features, channels, heads, add_self_loops=False)` followed by ELU. Self-loops are
-edges like others: who wants them puts them into `edge_index`.
+x, which moves nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gnnlab.errors import GnnlabError, whole_numbers
 from gnnlab.workloads.staged import EDGES, NODES, Reduction, Stage, StagedLayer, Step, Value
@@ -43,8 +29,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data  # every worker of a unit imports this module, and PyG takes seconds
 
 GRAPH_SEED = 42
-NEGATIVE_SLOPE = 0.2
-TINY = 1e-16  # what PyG adds to a softmax's denominator
 Add = Callable[[Tensor, Tensor, Tensor], Tensor]  # as `Reduction.add`
 
 
@@ -93,70 +77,6 @@ class SageTransform(nn.Module):
 def sum_over_targets(add: Add, rows: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
     """Of `rows` (E, ...), one for each edge, the sums over the edges into each node, (N, ...)."""
     return add(rows.new_zeros(x.shape[0], *rows.shape[1:]), edge_index[1], rows)
-
-
-def gat(features: int = 500, heads: int = 4, channels: int = 64, seed: int = 0) -> StagedLayer:
-    """A GAT layer whose heads are concatenated, with weights drawn from `seed`.
-
-    Raises `GnnlabError`: a width below 1.
-    """
-    whole_numbers(1, features=int(features), heads=int(heads), channels=int(channels))
-    h, w = heads, heads * channels
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        linear, score, activate = nn.Linear(features, w, bias=False), GatScore(heads, channels), GatActivate(w)
-    for module in (linear, score, activate):
-        module.requires_grad_(False)
-    gather = Step(lambda h, edge_index: h.index_select(0, edge_index.reshape(-1)).view(2, -1, w))  # (2, E, H C)
-    weight = Step(lambda pairs, alpha: (pairs[0].view(-1, heads, channels) * alpha.unsqueeze(-1)).flatten(1))
-    stages = (
-        Stage(1, "LINEAR", ("x",), "h", linear, lambda n, e: 2 * n * features * w),
-        Stage(2, "GATHER_BOTH", ("h", "edge_index"), "pairs", gather, lambda n, e: 0),
-        Stage(3, "SCORE", ("pairs",), "scores", score, lambda n, e: 4 * e * w + e * h),
-        Stage(4, "SOFTMAX", ("scores", "edge_index"), "alpha", Reduction(softmax), lambda n, e: 5 * e * h, "x"),
-        Stage(5, "WEIGHT", ("pairs", "alpha"), "weighted", weight, lambda n, e: e * w),
-        Stage(6, "SUM", ("weighted", "edge_index"), "sums", Reduction(sum_over_targets), lambda n, e: e * w, "x"),
-        Stage(7, "ACTIVATE", ("sums",), "out", activate, lambda n, e: 3 * n * w),
-    )
-    per_node, per_head = Value((NODES, w)), Value((EDGES, h))
-    values = {"x": Value((NODES, features)), "edge_index": Value((2, EDGES), torch.int64), "h": per_node}
-    values |= {"pairs": Value((2, EDGES, w)), "scores": per_head, "alpha": per_head}
-    values |= {"weighted": Value((EDGES, w)), "sums": per_node, "out": per_node}
-    return StagedLayer("gat", features, stages, values)
-
-
-class GatScore(nn.Module):
-    def __init__(self, heads: int, channels: int) -> None:
-        super().__init__()
-        self.att = nn.Parameter(torch.empty(2, 1, heads, channels))  # of source, of target
-        nn.init.xavier_uniform_(self.att)
-
-    def forward(self, pairs: Tensor) -> Tensor:
-        scores = (pairs.view(2, -1, *self.att.shape[2:]) * self.att).sum(dim=-1)  # (2, E, H)
-        return F.leaky_relu(scores[0] + scores[1], NEGATIVE_SLOPE)
-
-
-def softmax(add: Add, scores: Tensor, edge_index: Tensor, x: Tensor) -> Tensor:
-    """Of `scores` (E, H) over the edges into the same target, in the same shape."""
-    target = edge_index[1]
-    index = target.view(-1, 1).expand_as(scores)
-    lowest = scores.new_full((x.shape[0], scores.shape[1]), torch.finfo(scores.dtype).min)
-    highest = lowest.scatter_reduce(0, index, scores, "amax", include_self=True)  # (N, H)
-    exponential = (scores - highest.index_select(0, target)).exp()
-    total = add(torch.zeros_like(lowest), target, exponential)
-    return exponential / (total.index_select(0, target) + TINY)
-
-
-class GatActivate(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(width) / 10)  # zeros, as PyG has it, would be optimized away
-
-    def forward(self, sums: Tensor) -> Tensor:
-        return F.elu(sums + self.bias)
-
-
-LAYERS = {"sage": sage, "gat": gat}
 
 
 def inputs_of(graph: Data, features: int) -> dict[str, Tensor]:

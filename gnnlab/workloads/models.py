@@ -44,7 +44,7 @@ class Workload:
     graph: BaseData  # of given inputs: those that are no graph by the names of forward's arguments
     model: nn.Module  # from `build`: in training mode and where it was made, as torch has it
     batch: Any
-    spec: str = ""  # of the graph or the inputs, from which other processes make them anew
+    spec: str = ""  # of the graph or the inputs, from which other processes make them again
 
     @property
     def label(self) -> str:
@@ -71,14 +71,6 @@ class Workload:
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             raise GnnlabError(f"device {quoted(device)} cannot be used here: {one_line(error)}") from error
         return replace(self, model=self.model.to(device), batch=converted(self.batch, lambda t: t.to(device)))
-
-    def describe(self) -> dict[str, int | float]:
-        """Sizes for a table: nodes, edges, mean degree, features, parameters."""
-        sizes = {"nodes": self.graph.num_nodes or 0, "edges": self.graph.num_edges}
-        sizes["mean degree"] = round(sizes["edges"] / max(sizes["nodes"], 1), 1)
-        if isinstance(self.graph, Data):
-            sizes["features"] = self.graph.num_features
-        return sizes | {"parameters": sum(p.numel() for p in self.model.parameters())}
 
 
 def build(
@@ -112,7 +104,7 @@ def build(
     options = {name: value for name, value in options.items() if value is not None}
     with _seeded(seed):
         if kind is None:
-            name, model, batch = of_the_user(model_spec, data, options)
+            name, model, batch = user_model(model_spec, data, options)
         else:
             name, model = model_spec, user_code.call(model_spec, kind.from_graph, data, **options)
             batch = {"batch_size": batch_size} if kind is SymptomGAT else model.prepare(data)
@@ -191,7 +183,7 @@ BUILT_IN = {"symptom_gat": SymptomGAT, "graph_transformer": GraphTransformer}
 # ---- the user's own -------------------------------------------------------------------------------------------------
 
 
-def of_the_user(spec: str | Callable[..., nn.Module], data: Any, options: dict[str, Any]) -> tuple[str, nn.Module, Any]:
+def user_model(spec: str | Callable[..., nn.Module], data: Any, options: dict[str, Any]) -> tuple[str, nn.Module, Any]:
     """The name, the module that `factory(data, **options)` returns, and the batch that its forward takes of `data`: a
     graph, or what `given_inputs` gives. The batch is where the module is.
 

@@ -13,6 +13,8 @@ Node numbers are shuffled, so that memory locality is alike in both.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 from torch_geometric.data import Data
@@ -24,32 +26,36 @@ EXPONENT = 2.5
 MOST_NUMBERS = 1_000_000_000  # nodes * features: 4 GB of float32
 DENSE = 4  # above one pair in so many, all pairs are ranked; below, pairs are drawn until enough differ
 DEGREES = ("uniform", "powerlaw")
-LIMITS = {"nodes": (2, 10_000_000), "edges": (1, 20_000_000), "seed": (0, 2**63 - 1), "features": (1, 100_000)}
-DEFAULTS = {"nodes": None, "edges": None, "degrees": "uniform", "seed": 0, "features": 16, "density": 1.0}
+FIELDS = {  # type, least and most of a number, default
+    "nodes": (int, 2, 10_000_000, None),
+    "edges": (int, 1, 20_000_000, None),
+    "degrees": (str, "", "", "uniform"),
+    "seed": (int, 0, 2**63 - 1, 0),
+    "features": (int, 1, 100_000, 16),
+    "density": (float, 1e-9, 1, 1.0),
+}
 
 
 def _read(name: str, text: str) -> int | float | str:
     """The value of a field; raises `ValueError`, which says what is wanted."""
-    if name not in DEFAULTS:
+    if name not in FIELDS:
         raise ValueError("there is no such field")
+    kind, least, most, _ = FIELDS[name]
     if name == "degrees":
-        if text not in DEGREES:
-            raise ValueError(f"{' or '.join(DEGREES)} is wanted")
-        return text
-    least, most = LIMITS.get(name, (0, 1))
-    try:
-        value = int(text) if name in LIMITS else float(text)
-        if least <= value <= most and (name in LIMITS or value > 0):
+        if text in DEGREES:
+            return text
+        raise ValueError(f"{' or '.join(DEGREES)} is wanted")
+    with suppress(ValueError):
+        if least <= (value := kind(text)) <= most:
             return value
-    except ValueError:
-        pass
-    raise ValueError(f"a number {'from' if name in LIMITS else 'above'} {least:,} to {most:,} is wanted")
+    raise ValueError(f"a number from {least:,} to {most:,} is wanted")
 
 
 def generate(text: str) -> Data:
-    """Of `nodes=...,edges=...` and perhaps the other fields of `DEFAULTS`: `x` (N, features), `edge_index` (2, E) by
+    """Of `nodes=...,edges=...` and perhaps the other `FIELDS`: `x` (N, features), `edge_index` (2, E) by
     source, then target; same text, same graph. Raises `GnnlabError` for anything else."""
-    values, allowed = dict(DEFAULTS), f"allowed are {', '.join(f'{name}=' for name in DEFAULTS)}"
+    values = {name: default for name, (*_, default) in FIELDS.items()}
+    allowed = f"allowed are {', '.join(f'{name}=' for name in FIELDS)}"
     for part in filter(None, text.split(",")):
         name, _, given = (piece.strip() for piece in part.partition("="))
         try:

@@ -117,7 +117,7 @@ class StageBlock(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class StagedLayer:
-    """A layer as stages 1..n, which together compute `result` from `inputs`. Made by `graphsage.sage` and `.gat`."""
+    """A layer as stages 1..n, which together compute `result` from `inputs`. Made by `graphsage.sage`."""
 
     name: str
     features: int
@@ -197,10 +197,6 @@ class StagedLayer:
     def run(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """All stages: `x` (N, features), `edge_index` (2, E) int64, sources in row 0."""
         return self.trace(x, edge_index)[self.result]
-
-    def fingerprint(self) -> str:
-        """A digest of all weights, their names and shapes."""
-        return self.block(1, len(self.stages)).fingerprint()
 
     def reduced_by(self, reduction: str) -> StagedLayer:
         """The same layer, whose sums over targets are written as "index_add" or "scatter_add"; weights are shared.

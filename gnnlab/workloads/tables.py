@@ -2,7 +2,7 @@
 
     table = load("rows.csv", fields=["drug", "gene"], targets=["outcome"])
     training, validation = table.split(0.25, seed=0)
-    planted(20_000).best_score                     # long-tailed categories, planted effects, and a truth that is known
+    synthetic(20_000).best_score                     # long-tailed categories, drawn effects, and a truth that is known
 
 A file is `.csv`, `.tsv` or `.parquet`, as pandas reads them; nothing in it is ever unpickled. What was read, and what
 had to be filled in or left out, `FeatureTable.read_as` says in one line.
@@ -304,7 +304,7 @@ BEGINNINGS = (
 )
 
 
-# ---- planted ---------------------------------------------------------------------------------------------------------
+# ---- synthetic -------------------------------------------------------------------------------------------------------
 
 # a pharmacogenomic table in the order of the seed: field -> categories
 PHARMACOGENOMIC = {"drug": 600, "genotype": 1200, "gene": 120, "allele": 800}
@@ -320,7 +320,7 @@ PAIR_SHARE = 0.5  # of the variance of a score
 OFFSET = {"classes": (0.0, 0.5), "labels": (-1.0, 0.5)}  # mean and spread over the scores: labels are rather absent
 
 
-def planted(
+def synthetic(
     rows: int, *, cardinalities: Sequence[int] | None = None, noise: float = 0.3, seed: int = 0
 ) -> FeatureTable:
     """A table whose truth is known, with four targets: 4, 3 and 8 classes, and 12 labels.

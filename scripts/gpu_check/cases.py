@@ -140,7 +140,7 @@ def swap_case(case: Case) -> None:
     """Give the case what swap makes of its layer. Where the example does not fit, the layer is compared without one."""
     device = case.x.device.type
     synchronize(device)
-    began, note, report = time.monotonic(), "", None
+    start, note, report = time.monotonic(), "", None
     try:
         report = swap(case.layer, (case.x, case.edges, *case.extra))
     except (SwapError, torch.OutOfMemoryError) as problem:
@@ -152,7 +152,7 @@ def swap_case(case: Case) -> None:
     with torch.no_grad():
         case.faster(case.x)
     synchronize(device)
-    case.swapped = {"swap_s": round(time.monotonic() - began, 3), "note": note, "report": str(report)}
+    case.swapped = {"swap_s": round(time.monotonic() - start, 3), "note": note, "report": str(report)}
     case.swapped |= {"replaced": [list(one) for one in report.replaced], "kept": [list(one) for one in report.kept]}
 
 

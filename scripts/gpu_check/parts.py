@@ -42,11 +42,11 @@ class Run:
     parts: tuple[str, ...]
     budget_s: float
     results: dict
-    began: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=time.monotonic)
     kept: dict = field(default_factory=dict)
 
     def left_s(self) -> float:
-        return self.budget_s - (time.monotonic() - self.began)
+        return self.budget_s - (time.monotonic() - self.start)
 
     def add(self, table: str, *rows: dict) -> None:
         self.results[table] += rows
@@ -98,11 +98,11 @@ class Pace:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             yield
         finally:
-            self.spent_s.append(time.monotonic() - began)
+            self.spent_s.append(time.monotonic() - start)
 
     def fits(self, what: str) -> bool:
         expected = max(self.spent_s[-3:], default=self.guess_s)
@@ -265,11 +265,11 @@ def notebooks(run: Run) -> None:
         if run.left_s() < 20:
             run.miss(f"notebook {number}: {max(0.0, run.left_s()):.0f} s were left for it")
             continue
-        began = time.monotonic()
+        start = time.monotonic()
         command = [sys.executable, "-m", "gnnlab", "run", number, "--params", "gpu"]
         status, text = child(command, run.left_s(), run.folder / f"notebook-{number}.log")
         said = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-        seconds = round(time.monotonic() - began, 1)
+        seconds = round(time.monotonic() - start, 1)
         run.add("notebooks", {"notebook": number, "status": status, "seconds": seconds, "said": said[:300]})
     return None
 
@@ -283,16 +283,16 @@ def execute(run: Run) -> None:
     gc.collect()
     gc.freeze()  # modules and what they made stay: the collections between cells need not look at them again
     save(run.folder, run.results)
-    began = time.monotonic()
+    start = time.monotonic()
     with run.survives("facts of the machine"):
         run.results["facts"] = facts(run.device)
-    run.results["seconds"]["facts"] = round(time.monotonic() - began, 1)
+    run.results["seconds"]["facts"] = round(time.monotonic() - start, 1)
     for name in run.parts:
-        began = time.monotonic()
+        start = time.monotonic()
         with run.survives(name):
             free_memory(run.device)
             PART[name](run)
-        run.results["seconds"][name] = round(time.monotonic() - began, 1)
+        run.results["seconds"][name] = round(time.monotonic() - start, 1)
         save(run.folder, run.results)
         write_page(run.folder)
     gc.unfreeze()

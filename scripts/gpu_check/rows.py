@@ -80,7 +80,7 @@ def geometric_mean(values: list[float]) -> float:
 def gain(row: dict, baselines: list[dict]) -> dict | None:
     """How many times as fast `row` is as the fastest of `baselines` in the same rounds; None where there are none.
 
-    The fastest is taken anew in every round, which favours the baselines.
+    The fastest is chosen again in every round, which favours the baselines.
     """
     if not baselines or "rounds_ms" not in row:
         return None

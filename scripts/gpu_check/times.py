@@ -63,7 +63,7 @@ def in_turns(clocks: dict[str, Clock]) -> tuple[dict[str, list[float]], dict[str
     times: dict[str, list[float]] = {name: [] for name in clocks}
     broken: dict[str, str] = {}
     with no_collection():
-        began = time.monotonic()
+        start = time.monotonic()
         for nth in range(ROUNDS):
             names = [name for name in clocks if name not in broken]
             first = nth % max(1, len(names))
@@ -72,7 +72,7 @@ def in_turns(clocks: dict[str, Clock]) -> tuple[dict[str, list[float]], dict[str
                     times[name].append(float(f"{clocks[name].ms():.5g}"))
                 except Exception as problem:
                     broken[name] = one_line(problem)
-            spent = time.monotonic() - began
+            spent = time.monotonic() - start
             if nth + 1 >= LEAST_ROUNDS and spent * (nth + 2) / (nth + 1) > CELL_S:
                 break
     return times, broken
@@ -135,7 +135,7 @@ def capture(call: Callable[[], list]) -> tuple[torch.cuda.CUDAGraph, list]:
 
 
 def check_capture(case: Case, call: Callable[[], list], graph: torch.cuda.CUDAGraph, written: list) -> dict:
-    """Does a replay compute anew? Its tensors are made NaN and x gets other numbers, and the plain call is compared."""
+    """Compare a replay with the plain call, after its tensors were made NaN and x got other numbers."""
     with torch.no_grad():
         case.x.copy_(case.x.roll(1, 0))
         for tensor in (one for one in written if one is not None):

@@ -90,7 +90,7 @@ def test_copies_go_up_to_the_most_that_a_measurement_moves_plain_and_where_the_i
         measured_copies, "export", lambda *block, exporter, folder, size: exported.append((exporter, size))
     )
     copying = ["onnxruntime:CPU", "openvino:NPU", "torch:CUDA"]
-    refusing = ["torch:CPU", "torch-compiled:CPU", "fast:CPU", "openvino-handbuilt:CPU"]
+    refusing = ["torch:CPU", "fast:CPU", "openvino-handbuilt:CPU"]
     asked = measured_copies.copy_configs(configs(devices=[*refusing, *copying]), 8, tmp_path)
     sweep = list(dict.fromkeys(each.edges for each in asked))
     assert len(sweep) == 8 and sweep[0] * 4 * FEATURES == LEAST_BYTES and sweep == sorted(sweep)

@@ -62,15 +62,15 @@ ABOUT |= {"precision": "float32", "gb_s": 10.0, "gb_s_low": 9.99, "gb_s_high": 1
 KEYS = ["runs_on", "stage"]
 
 
-def studies(*ratios, half=1e-6, intercept_ms=1.0, rest_ms=1.0, layer=LAYER, **changes):
+def studies(*ratios, half=1e-6, intercept_ms=1.0, rest_ms=1.0, nodes=(1000, 2000, 4000), **changes):
     """Rows of stages whose copies have 10 GB/s, and so many times as much by S4's line; times are off by +-`half`."""
     rates = [ABOUT | {"first": number, "stage": f"{number} X"} | changes for number in range(1, len(ratios) + 1)]
-    entries = pd.DataFrame(rates).assign(ratio=ratios).merge(pd.DataFrame({"nodes": [1000, 2000, 4000]}), "cross")
+    entries = pd.DataFrame(rates).assign(ratio=ratios).merge(pd.DataFrame({"nodes": nodes}), "cross")
     entries["edges"] = entries["nodes"] * 2 + 1000
     size = [own_bytes(*at) for at in zip(entries["first"], entries["nodes"], entries["edges"], strict=True)]
     ms = intercept_ms + np.array(size) / (10 * entries["ratio"] * 1e6)
     entries = entries.assign(ms=ms, ms_low=ms * (1 - half), ms_high=ms * (1 + half), transfer_time_ms=ms - rest_ms)
-    return s4_studies(SimpleNamespace(entries=entries, rates=pd.DataFrame(rates), layer=layer), s4)
+    return s4_studies(SimpleNamespace(entries=entries, rates=pd.DataFrame(rates), layer=LAYER), s4)
 
 
 def judged(studies, claim="stages.bandwidth"):
@@ -120,5 +120,5 @@ def test_the_intercept_is_judged_by_the_time_that_remains_behind_a_copy(intercep
 def test_without_a_rest_or_a_line_there_is_no_ratio_of_compute_times():
     assert set(studies(1.0, rest_ms=0.0)["intercept_ratio"]["reason"]) == {NO_COMPUTE}
     assert set(studies(1.0, n=0)["intercept_ratio"]["reason"]) == {NO_COPIES}
-    other = studies(1.0, layer=layer_of("gat", 500))
+    other = studies(1.0, nodes=(1000, 2000))
     assert other["intercept_ratio"].empty and set(other["bandwidth_ratio"]["reason"]) == {NO_LINE}

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 from test_notebooks import ROOT, SMALL
 
-from gnnlab.lab import discovery, parameters, results
+from gnnlab.lab import discovery, results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG_MS = 900_000  # until the cells of 01 have run; how busy the machine is decides nothing
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*"))
     path = folder / "notebooks" / f"{FIRST}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    values = parameters.read(ROOT / f"params/quick/{FIRST}.yaml", parameters.declared(path)) | SMALL["01"]
+    values = discovery.read_parameters(ROOT / f"params/quick/{FIRST}.yaml", discovery.declared(path)) | SMALL["01"]
     del values["output_dir"]  # the notebook's own default
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     for name, value in values.items():
@@ -96,14 +96,14 @@ def menu(page, *names):
 def test_a_bad_parameter_stops_the_first_cell_and_with_a_good_one_01_runs_to_its_end(page, folder):
     for value in (0, 8):
         cell = page.locator(".jp-Notebook .jp-CodeCell").first.locator(".cm-content")
-        text = re.sub(r"(?m)^batch_size: int = \d+", f"batch_size: int = {value}", cell.inner_text())
+        text = re.sub(r"(?m)^hidden_dim: int = \d+", f"hidden_dim: int = {value}", cell.inner_text())
         cell.click()
         page.keyboard.press("Control+a")
         page.keyboard.insert_text(text)
         menu(page, "Kernel", "Restart Kernel and Run All Cells")
         if value == 0:
             error = page.locator(".jp-OutputArea-output", has_text="GnnlabError").first
-            expect(error).to_contain_text("batch_size")
+            expect(error).to_contain_text("hidden_dim")
             idle(page)
     until = time.monotonic() + LONG_MS / 1000
     while not results.paths(folder / discovery.LAB) and time.monotonic() < until:
@@ -111,7 +111,7 @@ def test_a_bad_parameter_stops_the_first_cell_and_with_a_good_one_01_runs_to_its
     (path,) = results.paths(folder / discovery.LAB)
     result = results.read(path)
     assert results.paths(folder / discovery.QUICK) == []  # a parameter set's results are left alone
-    assert result.status == "passed" and result.rows and result.parameters["batch_size"] == 8
+    assert result.status == "passed" and result.rows and result.parameters["hidden_dim"] == 8
     idle(page)
     assert page.locator(".jp-OutputArea-output", has_text="Traceback").count() == 0
 

@@ -8,7 +8,7 @@ import yaml
 from reading import VIEWS, faults
 from test_notebooks import NOTEBOOKS, ROOT, SMALL
 
-from gnnlab.lab import parameters
+from gnnlab.lab import discovery
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -19,7 +19,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     (folder / "small").mkdir()
     for notebook in NOTEBOOKS:
-        values = parameters.read(ROOT / f"params/quick/{notebook.stem}.yaml", parameters.declared(notebook))
+        values = discovery.read_parameters(ROOT / f"params/quick/{notebook.stem}.yaml", discovery.declared(notebook))
         values |= SMALL.get(notebook.stem[:2], {}) | {"output_dir": str(folder / "out")}
         (folder / "small" / f"{notebook.stem}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     command = [sys.executable, "-m", "gnnlab", "run", "--params", str(folder / "small")]

@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 import pytest
-from planted_search import Planted
+from fake_search import Planted
 
 from gnnlab.child import Worker
 from gnnlab.optimize import search, steps

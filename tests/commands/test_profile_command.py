@@ -7,7 +7,7 @@ import pytest
 
 from gnnlab import cli
 from gnnlab.commands import profile
-from gnnlab.lab import parameters
+from gnnlab.lab import discovery
 
 
 def profiled(factory, capsys, *parts):
@@ -56,6 +56,7 @@ def test_a_size_without_a_fit_and_a_fit_without_a_graph_are_refused(capsys, give
 
 def test_the_sizes_are_those_that_notebook_01_starts_from():
     notebook = Path(__file__).parents[2] / "notebooks" / "01_profile_bottlenecks.ipynb"
-    declared = {name: found.default for name, found in parameters.declared(notebook).items()}
-    assert {name: declared[name] for name in profile._SIZES} == profile._SIZES
-    assert (declared["scaling_nodes"], declared["scaling_layers"]) == (profile._NODES, profile._LAYERS)
+    declared = {name: found.default for name, found in discovery.declared(notebook).items()}
+    sizes = ("hidden_dim", "num_layers")
+    assert [declared[name] for name in sizes] == [profile._SIZES[name] for name in sizes]
+    assert declared["nodes"] == profile._NODES

@@ -17,7 +17,7 @@ from gnnlab.measure import race, restore, tensors, timing
 from gnnlab.measure.versus import versus
 from gnnlab.optimize import captured, equivalence, steps, written
 from gnnlab.optimize import search as optimize
-from gnnlab.profile import findings, memory, operators, roofline, runtime, survey
+from gnnlab.profile import findings, memory, operators, roofline, runtime, scaling, survey
 from gnnlab.training import interactions
 from gnnlab.training.loops import Loop, race_loops
 from gnnlab.user_code import forked_random
@@ -163,10 +163,9 @@ def test_notebook_01_profiles_a_small_model():
         workload.model.eval()
         assert roofline.count(workload.model, workload.batch).coverage_bytes > 0.95
     gat = workloads[1]
-    assert findings.deterministic_share(gat.model, gat.batch, runs=3) >= 0  # sums by atomics may differ
-    build = lambda graph: models.build("symptom_gat", graph).to("cuda")  # noqa: E731
-    swept = survey.sweeps("gat", build, {"nodes": [20, 40]}, nodes=20, budget_s=0.05)
-    assert len(survey.points(swept, "nodes")) == 2
+    assert findings.inspect(gat.model, gat.batch)  # sums by atomics may differ
+    build = lambda n: (models.build("symptom_gat", f"random:nodes={n},edges={5 * n}").to("cuda").model, 32)  # noqa: E731
+    assert len(scaling.sweep("nodes", [20, 40], build, budget_s=0.05).rows()) == 2
 
 
 def test_random_states_of_the_card_are_as_before():
@@ -337,7 +336,7 @@ def test_growth_and_what_others_write_run_on_the_card():
 
 
 def test_training_loops_of_notebook_03_run_in_float32_and_in_float16():
-    data = tables.planted(2000)
+    data = tables.synthetic(2000)
     training, validation = data.split(0.25, seed=0)
     fields, targets = training.fields.cuda(), {name: column.cuda() for name, column in training.targets.items()}
     criteria = {"classes": nn.functional.cross_entropy, "labels": nn.functional.binary_cross_entropy_with_logits}

@@ -12,7 +12,7 @@ from gnnswap.direct import why_not
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CUDA = torch.device("cuda")
-FORMS = [name for name, (make, _) in CASES.items() if "bipartite" not in name and not why_not(make())]
+KERNELS = [name for name, (make, _) in CASES.items() if "bipartite" not in name and not why_not(make())]
 MODELS = {
     "GCN": lambda: pyg.GCN(16, 32, 2, 7),
     "SAGE": lambda: pyg.GraphSAGE(16, 32, 2, 7),
@@ -50,14 +50,14 @@ def test_layers_compared_on_the_device_are_those_of_pyg(name):
         pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b is not None]
         floor = parity.GRADIENT_FLOOR * parity.largest([b for _, b in pairs])
         assert all(parity.error(a, b, floor=floor) <= 1e-8 for a, b in pairs)
-    if name in FORMS and name != "LE":  # whose form takes no weights that are learned
+    if name in KERNELS and name != "LE":  # whose form takes no weights that are learned
         fast = [one for one in layer.modules() if "_fast" in vars(one)]
         assert any(one._fast.mechanism("cuda") not in (None, "as PyG computes it") for one in fast), [
             one._fast.why for one in fast
         ]
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_steady_training_step_does_not_wait_for_the_device(name):
     reference, inputs, called = case(name)
     layer = swap(reference).model.train()
@@ -105,9 +105,7 @@ def test_training_with_dropout_draws_the_same_numbers(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_low_precision_is_as_exact_as_that_of_pyg(name, kind):
     x, edge_index = graph()
-    model = MODELS[name]().cuda().eval()
-    exact = model.double()(x.to(kind).double(), edge_index).detach()
-    model = model.to(kind)
+    model = MODELS[name]().cuda().eval().to(kind)
     exact = model.double()(x.to(kind).double(), edge_index).detach()  # of the rounded weights
     model = model.to(kind)
     report = swap(model, (x.to(kind), edge_index), measure=False)
@@ -264,7 +262,7 @@ def test_what_is_drawn_by_a_layer_of_ones_own_is_drawn_once():
         assert parity.error(*got) <= 1e-5
 
 
-def test_a_trial_on_another_stream_and_while_a_graph_is_captured():
+def test_a_comparison_on_another_stream_and_while_a_graph_is_captured():
     x, edge_index = graph()
     model = pyg.SAGEConv(16, 8).cuda()
     side = torch.cuda.Stream()
@@ -289,7 +287,7 @@ def test_tf32_is_said_and_layers_are_still_replaced(monkeypatch):
     assert report.replaced and "TF32" in str(report)
 
 
-def test_a_trial_asks_for_float64_on_the_device(monkeypatch):
+def test_a_comparison_asks_for_float64_on_the_device(monkeypatch):
     seen = set()
     real = equivalence._values
 

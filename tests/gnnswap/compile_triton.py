@@ -1,7 +1,8 @@
 """Compile every Triton kernel for GPUs that need not be here: python compile_triton.py [sm ...] [--dtype NAME]
 
-Each pass runs on a small graph with a hub, its launches noted instead of run; each is then compiled with its types and
-constants. Prints a line of JSON for each: kernel, sm, registers, bytes of stack (registers spilled), widths of loads.
+Each kernel of kernels.py runs on a graph with a hub, its launches noted instead of run; each launch is then compiled
+with its types and constants. Prints a line of JSON for each: kernel, sm, registers, bytes of stack (registers spilled),
+widths of loads.
 """
 
 from __future__ import annotations
@@ -13,104 +14,43 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import namedtuple
-from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import triton
 import triton.language as tl
+from kernels import CASES, ONE_PASS, case
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gnnswap import backends
 from gnnswap import triton_passes as passes
-from gnnswap.neighbours import Neighbours
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.float16: "*fp16", torch.bfloat16: "*bf16",
     torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
-Rows = namedtuple("Rows", "graph order")
+ON_GPU = [name for name in CASES if "all pairs" not in name and "additive" not in name] + list(ONE_PASS)
+# 40 edges a node, so that tiles are as large as they get, and a hub at both ends
+DENSE = torch.cat([torch.stack([torch.arange(4000) % 97, torch.arange(4000) % 100]), torch.zeros(2, 300).long()], 1)
+SPARSE = torch.stack([torch.arange(700) % 97, torch.arange(700) % 100])  # 7 edges a node, no hub
+SIZES = [(DENSE, 16, 8), (DENSE, 128, 4), (DENSE, 512, 1), (SPARSE, 64, 8)]  # edges, width, heads
 
 
-def dense_graph() -> Neighbours:
-    """40 edges a node, so that tiles are as large as they get, and a hub at both ends."""
-    edges = torch.stack([torch.arange(4000) % 97, torch.arange(4000) % 100])
-    return Neighbours.prepare(torch.cat([edges, torch.zeros(2, 300, dtype=torch.int64)], 1), 100)
-
-
-def sparse_graph() -> Neighbours:
-    """7 edges a node, no hub."""
-    return Neighbours.prepare(torch.stack([torch.arange(700) % 97, torch.arange(700) % 100]), 100)
-
-
-def run_all(dtype: torch.dtype, graph: Neighbours, widths: Sequence[int], heads: Sequence[tuple[int, int]]) -> None:
-    """Each pass, with and without what it may leave out, for rows of these widths and these heads x channels."""
-    nodes, edges, back = graph.num_nodes, graph.num_edges, graph.transposed
-    rows, by_source = Rows(graph, graph.order), Rows(back, back.order)
-
-    def new(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype)
-
-    for width in widths:
-        x = new(nodes, width)
-        passes.weighted_sum(x, graph)
-        passes.weighted_sum(x, graph, new(edges))
-        passes.weighted_sum_by_head(x.view(nodes, 2, -1), graph, new(edges, 2))
-        passes.edge_products(x.view(nodes, 2, -1), x.view(nodes, 2, -1), graph)
-        passes.edge_products(x.view(nodes, 1, -1), x.view(nodes, 1, -1), graph)
-    passes.weighted_sum_by_head(new(nodes, 1, 64), graph, new(edges, 8))
-    passes.edge_products(new(nodes, 8, 64), new(nodes, 1, 64), graph)
-    passes.log_sum_exp(new(edges, 8), graph)
-    for count, width in heads:
-        narrow, wide, vector = new(nodes, count), new(nodes, count, width), new(count, width)
-        of_heads, of_entries = new(edges, count), new(edges, count, width)
-        attention("gat", graph, narrow, narrow, wide)
-        attention("gat", graph, narrow, narrow, wide, edge=of_heads, keep=of_heads)
-        attention("gatv2", graph, wide, None, wide, vector=vector)
-        attention("gatv2", graph, wide, None, wide, vector=vector, edge=of_entries, keep=of_heads)
-        attention("transformer", graph, wide, wide, wide, scale=width**-0.5)
-        attention("transformer", graph, wide, wide, wide, scale=width**-0.5, edge=of_heads, keep=of_heads)
-    attention("gat", graph, new(nodes, 8), new(nodes, 8), new(nodes, 1, 128))
-    attention("transformer", graph, new(nodes, 8, 16), new(nodes, 8, 16), new(nodes, 1, 16))
-    for width in widths:
-        fused(rows, by_source, width, new)
-
-
-def attention(kind, graph, query, key, values, **options) -> None:
-    out, saved = passes.attend(kind, query, key, values, graph, **options)
-    passes.attend_back(kind, torch.empty_like(out), saved, query, key, values, graph, **options)
-
-
-def fused(rows, by_source, width, new) -> None:
-    nodes, edges = rows.graph.num_nodes, rows.graph.num_edges
-    x, e, both = new(nodes, width), new(edges, width), new(nodes, 2 * width)
-    of_both = new(edges, 2 * width)
-    for edge, relu in ((None, None), (e, None), (e, 1)):
-        passes.multi_aggregate(rows, x, edge, relu, x, x, x, x)
-        passes.ties(rows, x, edge, relu, x, x)
-        passes.multi_aggregate_back(by_source, x, edge, relu, x, x, x, x, x, x, x)
-        passes.softmax_aggregate(rows, x, edge, relu, 1.0, x, x, x)
-        passes.softmax_aggregate_back(by_source, x, edge, relu, 1.0, 1.0, x, x, x, x)
-    passes.multi_aggregate_back_to_edges(rows, x, e, 1, x, x, x, x, x, x, e)
-    passes.softmax_aggregate_back_to_edges(rows, x, e, 1, 1.0, 1.0, x, x, x, e)
-    for softplus in (None, 1):
-        passes.gated_sum(rows, both, both, of_both, 1, softplus, x, both)
-        passes.gated_sum_back(rows, both, both, of_both, 1, 1, softplus, True, x, both, of_both)
-        passes.gated_sum_back(by_source, both, both, of_both, 1, 1, softplus, False, x, both, None)
-    passes.gated_sum(rows, both, x, None, None, None, x, x)
-    passes.gated_sum_back(rows, x, both, None, None, 1, None, True, x, x, None)
-    passes.gated_sum_back(by_source, both, x, None, 1, None, None, False, x, both, None)
-    passes.film_sum(rows, x, both, x, both)
-    passes.film_sum_back(by_source, x, both, x, x)
-    passes.edge_rows(rows, x, x, 1, e)
-    passes.edge_rows_back(rows, e, e, 1, x)
-    passes.edge_weighted_sum(rows, x, e, x)
-    passes.edge_weighted_sum_back(rows, x, x, e)
+def run_all(dtype: torch.dtype) -> None:
+    """Every kernel forward and backward, for gradients of all inputs, and of the first alone."""
+    for name in ON_GPU:
+        for edges, width, heads in SIZES:
+            kernel, _, inputs = case(name, edges, 100, 100, width=width, heads=heads)
+            inputs = [one.detach().to(dtype).requires_grad_() for one in inputs]
+            for given in (inputs, [inputs[0], *(one.detach() for one in inputs[1:])]):
+                out, wanted = kernel(*given), [one for one in given if one.requires_grad]
+                torch.autograd.grad(out, wanted, torch.zeros_like(out), allow_unused=True)
 
 
 def launches(dtypes: list[torch.dtype]) -> list[tuple]:
@@ -122,13 +62,9 @@ def launches(dtypes: list[torch.dtype]) -> list[tuple]:
         precise = "*fp64" in types
         noted[kernel.fn.__name__, types, tuple(constants), warps] = kernel, types, tuple(constants), warps, precise
 
-    real, passes.launch = passes.launch, note
-    try:
-        for dtype in dtypes:
-            run_all(dtype, dense_graph(), (16, 100, 128), ((8, 16), (4, 128), (1, 256), (1, 512)))
-            run_all(dtype, sparse_graph(), (64,), ((8, 8),))
-    finally:
-        passes.launch = real
+    passes.launch, backends.on_gpu, backends.ON_CPU = note, lambda x: True, backends.ON_CUDA
+    for dtype in dtypes:
+        run_all(dtype)
     return list(noted.values())
 
 

@@ -1,6 +1,6 @@
-"""Layers drawn at random: PyG's with drawn options, subclasses of them, and own layers from a grammar of messages.
+"""Layers drawn at random: PyG's of zoo_cases, subclasses of them, and own layers from a grammar of messages.
 
-Every layer maps (N, WIDTH) to (N, WIDTH), so that any of them can follow any other.
+All take (N, WIDTH), so that any of them can follow any other whose output is cut or padded to WIDTH columns.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
+from zoo_cases import CASES
+from zoo_cases import IN as WIDTH
 
-WIDTH, EDGE, TYPES = 6, 3, 3
 GAIN = 1.0  # a global that messages read, changed between calls
 SETTINGS = {"slope": 0.5}  # a dictionary that messages read
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "leaky": nn.LeakyReLU, "none": nn.Identity}
-DEGREES = torch.tensor([2, 3, 4, 1])
 
 
 def network(rng: random.Random, given: int = WIDTH, out: int = WIDTH) -> nn.Module:
@@ -38,147 +38,10 @@ def network(rng: random.Random, given: int = WIDTH, out: int = WIDTH) -> nn.Modu
     return nn.Sequential(*parts[kind])
 
 
-def _attention_options(rng: random.Random, edges: bool) -> dict:
-    return {
-        "edge_dim": EDGE if edges else None,
-        "negative_slope": rng.choice([0.2, 0.5]),
-        "dropout": rng.choice([0.0, 0.0, 0.3]),
-        "add_self_loops": rng.random() < 0.7,
-        "fill_value": rng.choice(["mean", "max", 0.5]),
-        "bias": rng.random() < 0.7,
-        "residual": rng.random() < 0.3,
-        **rng.choice([{"heads": 2, "out_channels": 3}, {"heads": 2, "out_channels": WIDTH, "concat": False}]),
-    }
-
-
-def _gat(rng):
-    edges = rng.random() < 0.3
-    return pyg.GATConv(WIDTH, **_attention_options(rng, edges)), {"edge_attr": "attr"} if edges else {}
-
-
-def _gatv2(rng):
-    edges = rng.random() < 0.3
-    layer = pyg.GATv2Conv(WIDTH, share_weights=rng.random() < 0.3, **_attention_options(rng, edges))
-    return layer, {"edge_attr": "attr"} if edges else {}
-
-
-def _transformer(rng):
-    edges = rng.random() < 0.3
-    layer = pyg.TransformerConv(
-        WIDTH,
-        3,
-        heads=2,
-        beta=rng.random() < 0.4,
-        dropout=rng.choice([0.0, 0.3]),
-        edge_dim=EDGE if edges else None,
-        root_weight=rng.random() < 0.7,
-    )
-    return layer, {"edge_attr": "attr"} if edges else {}
-
-
-def _gcn(rng):
-    normalize = rng.random() < 0.8
-    layer = pyg.GCNConv(
-        WIDTH,
-        WIDTH,
-        improved=rng.random() < 0.3,
-        add_self_loops=normalize and rng.random() < 0.7,
-        normalize=normalize,
-        bias=rng.random() < 0.7,
-        aggr=rng.choice(["add", "add", "add", "mean", "max"]),
-    )
-    return layer, _maybe_weighted(rng)
-
-
-def _sage(rng):
-    aggr = rng.choice(["mean", "mean", "sum", "max", "std", ["mean", "max"]])
-    layer = pyg.SAGEConv(
-        WIDTH,
-        WIDTH,
-        aggr=aggr,
-        normalize=rng.random() < 0.3,
-        root_weight=rng.random() < 0.7,
-        project=rng.random() < 0.2,
-    )
-    return layer, {}
-
-
-def _pna(rng):
-    aggregators = rng.sample(["mean", "min", "max", "std", "sum", "var"], 3)
-    scalers = rng.sample(["identity", "amplification", "attenuation", "linear", "inverse_linear"], 2)
-    towers = rng.choice([1, 2])
-    layer = pyg.PNAConv(WIDTH, WIDTH, aggregators, scalers, DEGREES, towers=towers, pre_layers=rng.choice([1, 2]))
-    return layer, {}
-
-
-def _rgcn(rng):
-    kind = rng.choice([pyg.RGCNConv, pyg.FastRGCNConv])
-    more = rng.choice([{}, {"num_bases": 2}, {"num_blocks": 2}])
-    return kind(WIDTH, WIDTH, TYPES, aggr=rng.choice(["mean", "add"]), **more), {"edge_type": "types"}
-
-
-def _gen(rng):
-    edges = rng.random() < 0.3
-    aggr = rng.choice(["softmax", "softmax", "powermean", "max", "mean"])
-    layer = pyg.GENConv(
-        WIDTH, WIDTH, aggr=aggr, norm="layer", learn_t=rng.random() < 0.5, edge_dim=EDGE if edges else None
-    )
-    return layer, {"edge_attr": "attr"} if edges else {}
-
-
-def _cg(rng):
-    edges = rng.random() < 0.5
-    layer = pyg.CGConv(WIDTH, EDGE if edges else 0, aggr=rng.choice(["add", "mean"]), batch_norm=rng.random() < 0.3)
-    return layer, {"edge_attr": "attr"} if edges else {}
-
-
-def _maybe_weighted(rng, name: str = "edge_weight") -> dict:
-    return {name: "weight"} if rng.random() < 0.5 else {}
-
-
-STOCK = {
-    "GCN": _gcn,
-    "GAT": _gat,
-    "GATv2": _gatv2,
-    "Transformer": _transformer,
-    "SAGE": _sage,
-    "PNA": _pna,
-    "RGCN": _rgcn,
-    "GEN": _gen,
-    "CG": _cg,
-    "GIN": lambda rng: (pyg.GINConv(network(rng), eps=rng.choice([0.0, 0.3]), train_eps=rng.random() < 0.5), {}),
-    "GINE": lambda rng: (
-        pyg.GINEConv(nn.Sequential(nn.Linear(WIDTH, 8), network(rng, 8)), edge_dim=EDGE),
-        {"edge_attr": "attr"},
-    ),
-    "Graph": lambda rng: (pyg.GraphConv(WIDTH, WIDTH, aggr=rng.choice(["add", "mean", "max"])), _maybe_weighted(rng)),
-    "Edge": lambda rng: (pyg.EdgeConv(network(rng, 2 * WIDTH), aggr=rng.choice(["max", "add", "mean"])), {}),
-    "NN": lambda rng: (
-        pyg.NNConv(WIDTH, WIDTH, network(rng, EDGE, WIDTH * WIDTH), aggr=rng.choice(["add", "mean"])),
-        {"edge_attr": "attr"},
-    ),
-    "TAG": lambda rng: (pyg.TAGConv(WIDTH, WIDTH, K=2, normalize=rng.random() < 0.8), _maybe_weighted(rng)),
-    "Cheb": lambda rng: (pyg.ChebConv(WIDTH, WIDTH, 3), _maybe_weighted(rng)),
-    "APPNP": lambda rng: (pyg.APPNP(2, 0.1, dropout=rng.choice([0.0, 0.3])), _maybe_weighted(rng)),
-    "SG": lambda rng: (pyg.SGConv(WIDTH, WIDTH, K=2), _maybe_weighted(rng)),
-    "SSG": lambda rng: (pyg.SSGConv(WIDTH, WIDTH, alpha=0.1, K=2), _maybe_weighted(rng)),
-    "ARMA": lambda rng: (pyg.ARMAConv(WIDTH, WIDTH, num_stacks=2, num_layers=2), _maybe_weighted(rng)),
-    "LG": lambda rng: (pyg.LGConv(normalize=rng.random() < 0.7), _maybe_weighted(rng)),
-    "LE": lambda rng: (pyg.LEConv(WIDTH, WIDTH), _maybe_weighted(rng)),
-    "ClusterGCN": lambda rng: (pyg.ClusterGCNConv(WIDTH, WIDTH, diag_lambda=rng.choice([0.0, 0.5])), {}),
-    "ResGated": lambda rng: (pyg.ResGatedGraphConv(WIDTH, WIDTH), {}),
-    "FiLM": lambda rng: (pyg.FiLMConv(WIDTH, WIDTH), {}),
-    "SuperGAT": lambda rng: (pyg.SuperGATConv(WIDTH, 3, heads=2), {}),
-    "GatedGraph": lambda rng: (pyg.GatedGraphConv(WIDTH, 2), _maybe_weighted(rng)),
-    "EG": lambda rng: (pyg.EGConv(WIDTH, WIDTH, num_heads=2, aggregators=["sum", "max", "symnorm"]), {}),
-    "MF": lambda rng: (pyg.MFConv(WIDTH, WIDTH), {}),
-    "AGNN": lambda rng: (pyg.AGNNConv(), {}),
-    "Simple": lambda rng: (pyg.SimpleConv(aggr=rng.choice(["sum", "mean", "max"])), _maybe_weighted(rng)),
-    "GMM": lambda rng: (pyg.GMMConv(WIDTH, WIDTH, EDGE, 2), {"edge_attr": "attr"}),
-    "General": lambda rng: (pyg.GeneralConv(WIDTH, WIDTH, attention=rng.random() < 0.5), {}),
-}
+# layers of PyG with options; what they take beside x and edges has a name in `random_models.Inputs`
+STOCK = {name: kind for name, (_, kind) in CASES.items() if kind in ("", "weight", "attr", "types", "wide")}
 # the layers that most people use come more often
-OFTEN = ["GCN", "GAT", "GATv2", "SAGE", "GIN", "Graph", "Transformer", "Edge"]
+OFTEN = [name for name in STOCK if name.startswith(("GCN", "GAT", "SAGE", "GIN", "Graph", "Transformer", "Edge"))]
 
 # what a message may do to its rows: (layer, rows, what else the message was given) -> rows
 STEPS = {
@@ -258,7 +121,7 @@ def _plain(rng):
         def message(self, x_j):
             return self.stepped(x_j)
 
-    return OwnPlain(rng), {}
+    return OwnPlain(rng), ()
 
 
 def _weighted(rng):
@@ -271,7 +134,7 @@ def _weighted(rng):
         def message(self, x_j, weight, tau, mode):
             return self.stepped(x_j, weight=weight, tau=tau, mode=mode)
 
-    return OwnWeighted(rng), {"weight": "weight", "tau": "tau", "mode": "mode"}
+    return OwnWeighted(rng), ("weight", "tau", "mode")
 
 
 def _ends(rng):
@@ -294,7 +157,7 @@ def _ends(rng):
                 rows = x_j - x_i if self.joined == "difference" else x_i + x_j
             return self.stepped(rows)
 
-    return OwnEnds(rng), {}
+    return OwnEnds(rng), ()
 
 
 def _attention(rng):
@@ -311,7 +174,7 @@ def _attention(rng):
         def message(self, h_j, s_j, t_i, index, ptr, size_i):
             return self.stepped(h_j) * softmax(torch.tanh(s_j + t_i) / GAIN, index, ptr, size_i)
 
-    return OwnAttention(rng), {}
+    return OwnAttention(rng), ()
 
 
 def _updated(rng):
@@ -325,7 +188,7 @@ def _updated(rng):
         def update(self, inputs, x):
             return self.lin(inputs) + self.scale * x
 
-    return OwnUpdated(rng), {}
+    return OwnUpdated(rng), ()
 
 
 def _counting_gcn(rng):
@@ -338,14 +201,14 @@ def _counting_gcn(rng):
             self.calls += 1
             return super().forward(x, edge_index, edge_weight)
 
-    return CountingGCN(), _maybe_weighted(rng)
+    return CountingGCN(), rng.choice([(), ("weight",)])
 
 
 def _renamed_sage(rng):
     class PlainSAGE(pyg.SAGEConv):  # overrides nothing
         pass
 
-    return PlainSAGE(WIDTH, WIDTH), {}
+    return PlainSAGE(WIDTH, WIDTH), ()
 
 
 def _message_of_its_own(rng):
@@ -353,7 +216,7 @@ def _message_of_its_own(rng):
         def message(self, x_j, edge_weight):
             return GAIN * (x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j)
 
-    return ScaledGraph(WIDTH, WIDTH), _maybe_weighted(rng)
+    return ScaledGraph(WIDTH, WIDTH), rng.choice([(), ("weight",)])
 
 
 def _noting_gatv2(rng):
@@ -367,18 +230,20 @@ def _noting_gatv2(rng):
             self.log.append(float(alpha.detach().sum()))
             return alpha
 
-    return NotingGATv2(), {}
+    return NotingGATv2(), ()
 
 
 OWN = [_plain, _weighted, _ends, _attention, _updated]
 SUBCLASSES = [_counting_gcn, _renamed_sage, _message_of_its_own, _noting_gatv2]
 
 
-def layer(rng: random.Random) -> tuple[MessagePassing, dict[str, str]]:
-    """(a layer, what it is called with beside x and edges: {its argument: a name of `random_models.Inputs`})."""
+def layer(rng: random.Random) -> tuple[nn.Module, tuple[str, ...]]:
+    """(a layer, the names of what it is called with beside x and edges)."""
     kind = rng.random()
     if kind < 0.5:
         return rng.choice(OWN)(rng)
     if kind < 0.6:
         return rng.choice(SUBCLASSES)(rng)
-    return STOCK[rng.choice(OFTEN if rng.random() < 0.5 else list(STOCK))](rng)
+    name = rng.choice(OFTEN if rng.random() < 0.5 else list(STOCK))
+    optional = STOCK[name] == "weight" and rng.random() < 0.5
+    return CASES[name][0](), (STOCK[name],) if STOCK[name] and not optional else ()

@@ -5,7 +5,7 @@
 
 All of a sequence follows from one integer. Each change is applied alike to the original, which is a copy with weights
 of its own, and to the fast model. After each call outputs, gradients, some second derivatives, buffers, counters of
-the layers and the state of the random generator are compared.
+the layers and the state of the random generator are compared. All is in float64.
 """
 
 from __future__ import annotations
@@ -15,38 +15,45 @@ import contextlib
 import copy
 import math
 import random
+import sys
 import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "shared")]
 
 import random_layers
 import torch
-from random_layers import EDGE, LINEAR_STEPS, NEEDS_WEIGHT, TYPES, WIDTH, Own, network
+from random_layers import ACTIVATIONS, LINEAR_STEPS, NEEDS_WEIGHT, SETTINGS, WIDTH, Own, network
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import MaxAggregation, MeanAggregation, MessagePassing, SumAggregation
+from zoo_cases import EDGE
 
 from gnnswap import swap
 
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # of the largest value of a tensor
-FLOOR = {torch.float64: 1e-12, torch.float32: 1e-3}  # of the largest gradient: one may be zero but for rounding
+TOLERANCE, FLOOR = 1e-8, 1e-12  # of the largest value of a tensor; of the largest gradient: one may be zero
 AUTOCAST = 0.05
+FLOATS = "weight", "attr", "wide"
 
 
 class Chain(nn.Module):
     """Layers one after the other, each with an activation behind it."""
 
-    def __init__(self, layers: list[tuple[nn.Module, dict[str, str]]], act: nn.Module) -> None:
+    def __init__(self, layers: list[tuple[nn.Module, tuple[str, ...]]], act: nn.Module) -> None:
         super().__init__()
         self.layers, self.takes, self.act = nn.ModuleList(m for m, _ in layers), [takes for _, takes in layers], act
 
     def forward(self, x: Tensor, edge_index: Tensor, given: dict[str, Any]) -> Tensor:
         for layer, takes in zip(self.layers, self.takes, strict=True):
-            x = self.act(layer(x, edge_index, **{argument: given[name] for argument, name in takes.items()}))
+            x = F.pad(x, (0, WIDTH - x.shape[-1]))  # or cut
+            x = self.act(layer(x, edge_index, *(given[name] for name in takes)))
         return x
 
 
@@ -55,12 +62,12 @@ class Inputs:
     """What both models are called with: the same objects in each call, until a change replaces or writes them."""
 
     x: Tensor  # (N, WIDTH)
-    edge_index: Tensor  # (2, E)
-    given: dict[str, Any]  # weight (E,), attr (E, EDGE), types (E,), tau, mode
+    edges: Tensor  # (2, E)
+    given: dict[str, Any]  # weight (E,), attr (E, EDGE), wide (E, WIDTH), types (E,), tau, mode
 
     @property
     def floats(self) -> list[Tensor]:
-        return [self.x, self.given["weight"], self.given["attr"]]
+        return [self.x, *map(self.given.get, FLOATS)]
 
 
 @dataclass
@@ -91,23 +98,15 @@ class Sequence:
     def __init__(self, seed: int) -> None:
         self.rng, self.outcome = random.Random(seed), Outcome(seed)
         torch.manual_seed(seed)
-        random_layers.GAIN, random_layers.SETTINGS["slope"] = 1.0, 0.5
-        self.dtype = torch.float32 if self.rng.random() < 0.2 else torch.float64
-        self.rounded = self.dtype is torch.float32  # once weights were rounded apart they stay so
-        self.inputs = self._inputs()
+        random_layers.GAIN, SETTINGS["slope"] = 1.0, 0.5
+        self.inputs = drawn_inputs(self.rng)
         layers = [random_layers.layer(self.rng) for _ in range(self.rng.choice([1, 1, 1, 2, 2, 3]))]
         if self.rng.random() < 0.1:
             layers.append(layers[0])  # one layer in two places
-        model = Chain(layers, random_layers.ACTIVATIONS[self.rng.choice(list(random_layers.ACTIVATIONS))]())
-        model = model.to(self.dtype).train(self.rng.random() < 0.5)
-        example = self.rng.random() < 0.4
-        n, edges = self.inputs.x.shape[0], self.inputs.edge_index
-        self.outcome.steps.append(
-            f"{' > '.join(map(_described, model.layers))} {str(self.dtype)[6:]}, "
-            f"{'example, ' if example else ''}{n} nodes, {edges.shape[1]} edges"
-        )
-        self.undo: list[tuple[Callable[[], None], Callable[[], None]]] = []  # takes a hook off again, by model
-        self.original, self.model, self.example = copy.deepcopy(model), model, example
+        model = Chain(layers, ACTIVATIONS[self.rng.choice(list(ACTIVATIONS))]()).double()
+        model.train(self.rng.random() < 0.5)
+        self.undo: list[tuple[Callable[[], None], ...]] = []  # takes a hook off again, by model
+        self.original, self.model = copy.deepcopy(model), model
 
     def run(self) -> Outcome:
         """Calls and changes in turns; ends at the first difference."""
@@ -124,66 +123,60 @@ class Sequence:
             self.outcome.wrong = str(difference)
         return self.outcome
 
-    def both(self, change: Callable[[nn.Module], Any]) -> tuple[Any, Any]:
+    def both(self, change: Callable[[nn.Module], Any]) -> list[Any]:
         """The same change of both models, drawing the same numbers; what each of the two gave."""
-        salt = self.rng.randrange(2**30)
-        results, errors = [], []
+        (expected, _), (got, _) = self._of_each(change)
+        if isinstance(expected, Exception) != isinstance(got, Exception):
+            raise Different(f"the change raises for one of the models alone: {_short(expected)}, {_short(got)}")
+        if isinstance(expected, Exception):  # changed alike up to there
+            raise expected
+        return [expected, got]
+
+    def _of_each(self, function: Callable[[nn.Module], Any]) -> list[tuple[Any, Tensor]]:
+        """(what it gives or raises, the random generator's state behind it), of the original and the fast model."""
+        salt, found = self.rng.randrange(2**30), []
         for model in self.models:
             torch.manual_seed(salt)
             try:
-                results.append(change(model))
+                result = function(model)
             except Exception as error:
-                errors.append(error)
-        if len(errors) == 2:  # changed alike up to there
-            raise errors[0]
-        if errors:
-            raise Different(f"the change raises for one of the models alone: {_short(errors[0])}")
-        return tuple(results)
+                result = error
+            found.append((result, torch.get_rng_state()))
+        return found
 
     def pick(self, *kinds: type[nn.Module]) -> str:
         """The path of a module of these kinds."""
-        paths = [path for path, module in self.original.named_modules() if isinstance(module, kinds) and path]
-        return self.rng.choice(paths)
+        return self.rng.choice([p for p, one in self.original.named_modules() if isinstance(one, kinds) and p])
 
     def _swap(self) -> None:
-        example = self._arguments() if self.example else None
+        example = (self.inputs.x, self.inputs.edges, self.inputs.given) if self.rng.random() < 0.4 else None
         try:
-            if self.example:
-                copy.deepcopy(self.model)(*example)
+            copy.deepcopy(self.model)(*(example or ()))
         except Exception:
-            example = None  # the model does not run on this example
+            example = None  # there is none, or the model does not run on it
         try:
             self.report = swap(self.model, example, measure=False)
         except Exception as error:
             raise Different(f"swap raises {_short(error)}") from error
         self.models = (self.original, self.report.model)
-
-    # the two things that a step can be
+        shown = " > ".join(f"{type(one).__name__}{getattr(one, 'steps', '')}" for one in self.model.layers)
+        sizes = f"{self.inputs.x.shape[0]} nodes, {self.inputs.edges.shape[1]} edges"
+        self.outcome.steps.append(f"{shown}, {sizes}{', example' if example else ''}")
 
     def _change(self) -> None:
         name = self.rng.choice(list(CHANGES))
+        self.outcome.steps.append(name)
         try:
-            said = CHANGES[name](self)
-        except Different as difference:
-            self.outcome.steps.append(f"{name}!")
-            raise difference
+            self.outcome.steps[-1] += f" {CHANGES[name](self) or ''}"
+        except Different:
+            raise
         except Exception as error:  # the original cannot be changed so
-            said = f"not possible: {type(error).__name__}"
-        self.outcome.steps.append(f"{name} {said}".strip())
+            self.outcome.steps[-1] += f" not possible: {type(error).__name__}"
 
     def _call(self) -> None:
-        how = self._drawn_call()
+        how = drawn_call(self.rng, self.inputs)
         self.outcome.steps.append(f"call {how}")
-        salt = self.rng.randrange(2**30)
-        results = []
-        for model in self.models:
-            torch.manual_seed(salt)
-            try:
-                results.append(how.results(model, self.inputs))
-            except Exception as error:
-                results.append(error)
-            results.append(torch.get_rng_state())
-        expected, drawn, got, drawn_too = results
+        (expected, drawn), (got, drawn_too) = self._of_each(lambda model: how.results(model, self.inputs))
         if isinstance(expected, Exception):
             self.outcome.raised += 1
             if not isinstance(got, Exception):
@@ -196,69 +189,66 @@ class Sequence:
         if output.grad_fn is not None:
             self.outcome.with_gradients += 1
             self.outcome.fast += _not_torchs(output.grad_fn)
-        dtype = torch.float32 if self.rounded else torch.float64
-        tolerance = AUTOCAST if how.through == "autocast" else TOLERANCE[dtype]
-        _require_equal(expected, got, tolerance, FLOOR[dtype])
+        _require_equal(expected, got, AUTOCAST if how.through == "autocast" else TOLERANCE)
         if not torch.equal(drawn, drawn_too):
             raise Different("the random generator stands elsewhere after the call")
-        _require_equal(*(list(model.state_dict().items()) for model in self.models), TOLERANCE[dtype], 0.0)
+        _require_equal(*(list(model.state_dict().items()) for model in self.models), TOLERANCE)
         left = [_left_behind(model) for model in self.models]
         if not _close(*left):
             raise Different(f"counters and logs are {left[1]}, of the original {left[0]}")
 
-    # drawing
 
-    def _inputs(self) -> Inputs:
-        rng = self.rng
-        n = rng.choice([1, 2, 5, *range(10, 71, 4), *range(75, 150, 10)])
-        e = rng.choice([0, 1, n, 2 * n, 3 * n, 5 * n])
-        kind = rng.choice(["any", "any", "any", "repeated", "loops", "one target", "few nodes"])
-        edge_index = torch.randint(n, (2, e))
-        if kind == "repeated":
-            edge_index = edge_index[:, torch.randint(max(e, 1), (e,)) // 2]
-        elif kind == "loops" and e:
-            edge_index[1, : e // 2] = edge_index[0, : e // 2]
-        elif kind == "one target":
-            edge_index[1] = n - 1
-        elif kind == "few nodes":
-            edge_index %= max(n // 2, 1)
-        if rng.random() < 0.08:
-            edge_index = edge_index.int()
-        x = torch.randn(n, WIDTH, dtype=self.dtype)
-        kind = rng.random()
-        if kind < 0.05:
-            x[rng.randrange(n), rng.randrange(WIDTH)] = rng.choice([math.nan, math.inf, -math.inf])
-        elif kind < 0.15:
-            x = (torch.rand(n, WIDTH) < 0.1).to(self.dtype)
-        elif kind < 0.25:
-            x = x * 100
-        return Inputs(x, edge_index, self._of_edges(e))
+def drawn_inputs(rng: random.Random) -> Inputs:
+    n = rng.choice([1, 2, 5, *range(10, 71, 4), *range(75, 150, 10)])
+    e = rng.choice([0, 1, n, 2 * n, 3 * n, 5 * n])
+    kind = rng.choice(["any", "any", "any", "repeated", "loops", "one target", "few nodes", "int32"])
+    edges = torch.randint(n, (2, e))
+    if kind == "repeated":
+        edges = edges[:, torch.randint(max(e, 1), (e,)) // 2]
+    elif kind == "loops" and e:
+        edges[1, : e // 2] = edges[0, : e // 2]
+    elif kind == "one target":
+        edges[1] = n - 1
+    elif kind == "few nodes":
+        edges %= max(n // 2, 1)
+    x, kind = torch.randn(n, WIDTH, dtype=torch.float64), rng.random()
+    if kind < 0.05:
+        x[rng.randrange(n), rng.randrange(WIDTH)] = rng.choice([math.nan, math.inf, -math.inf])
+    elif kind < 0.15:
+        x = (torch.rand(n, WIDTH) < 0.1).double()
+    elif kind < 0.25:
+        x = x * 100
+    return Inputs(x, edges.int() if kind == "int32" else edges, of_edges(e) | {"tau": 1.0, "mode": "plain"})
 
-    def _of_edges(self, e: int) -> dict[str, Any]:
-        return {
-            "weight": torch.rand(e, dtype=self.dtype) + 0.1,
-            "attr": torch.rand(e, EDGE, dtype=self.dtype),
-            "types": torch.randint(TYPES, (e,)),
-            "tau": 1.0,
-            "mode": "plain",
-        }
 
-    def _arguments(self) -> tuple:
-        return self.inputs.x, self.inputs.edge_index, self.inputs.given
+def of_edges(e: int) -> dict[str, Tensor]:
+    floats = {"weight": torch.rand(e) + 0.1, "attr": torch.rand(e, EDGE), "wide": torch.rand(e, WIDTH)}
+    return {name: one.double() for name, one in floats.items()} | {"types": torch.randint(3, (e,))}
 
-    def _drawn_call(self) -> Call:
-        rng, floats = self.rng, self.inputs.floats
-        grad = rng.choice(["grad"] * 6 + ["no_grad", "inference"])
-        through = rng.choice(["plain"] * 12 + ["checkpoint", "functional_call", "jvp", "func.grad", "vmap", "autocast"])
-        if through == "func.grad" and self.inputs.edge_index.dtype is torch.int32:
-            through = "plain"
-        if through == "func.grad":
-            grad = "grad"
-        for tensor in floats:
-            if not tensor.is_inference():
-                tensor.requires_grad_(grad == "grad" and rng.random() < 0.5)
-        second = grad == "grad" and through in ("plain", "checkpoint", "functional_call") and rng.random() < 0.3
-        return Call(grad, through, second)
+
+def drawn_call(rng: random.Random, inputs: Inputs) -> Call:
+    grad = rng.choice(["grad"] * 6 + ["no_grad", "inference"])
+    through = rng.choice(["plain"] * 12 + list(WAYS))
+    if through == "func.grad":
+        through, grad = ("plain" if inputs.edges.dtype is torch.int32 else through), "grad"
+    for tensor in inputs.floats:
+        if not tensor.is_inference():
+            tensor.requires_grad_(grad == "grad" and rng.random() < 0.5)
+    second = grad == "grad" and through in ("plain", "checkpoint", "functional_call") and rng.random() < 0.3
+    return Call(grad, through, second)
+
+
+WAYS = {  # outputs of a model for x, edges and what else is given
+    "plain": lambda m, x, *more: (m(x, *more),),
+    "checkpoint": lambda m, x, *more: (checkpoint(m, x, *more, use_reentrant=False),),
+    "functional_call": lambda m, *given: (
+        torch.func.functional_call(m, {name: 1.5 * p for name, p in m.named_parameters()}, given),
+    ),
+    "jvp": lambda m, x, *more: torch.func.jvp(lambda x: m(x, *more), (x.detach(),), (torch.ones_like(x),)),
+    "func.grad": lambda m, x, *more: (torch.func.grad(lambda x: m(x, *more).square().mean())(x.detach()),),
+    "vmap": lambda m, x, *more: (torch.vmap(lambda x: m(x, *more))(torch.stack([x, 2 * x])),),
+    "autocast": lambda m, x, *more: (torch.autocast("cpu", torch.bfloat16)(m)(x, *more),),
+}
 
 
 @dataclass
@@ -270,22 +260,18 @@ class Call:
     second: bool = False
 
     def __str__(self) -> str:
-        parts = [
-            self.grad,
-            "" if self.through == "plain" else self.through,
-            "second derivatives" if self.second else "",
-        ]
-        return ", ".join(filter(None, parts))
+        parts = self.grad, self.through, "second derivatives" if self.second else ""
+        return ", ".join(part for part in parts if part not in ("", "plain"))
 
     def results(self, model: nn.Module, inputs: Inputs) -> list[tuple[str, Tensor | None]]:
         """Named outputs, gradients and gradients of gradients."""
         mode = {"no_grad": torch.no_grad, "inference": torch.inference_mode}.get(self.grad, torch.enable_grad)
         with mode():
-            outputs = self._outputs(model, inputs)
+            outputs = WAYS[self.through](model, inputs.x, inputs.edges, inputs.given)
         found = [(f"output {at}", output) for at, output in enumerate(outputs)]
         if self.grad != "grad" or self.through == "autocast" or not outputs[0].requires_grad:
             return found
-        if inputs.edge_index.dtype is torch.int32:  # torch's own gradient of `scatter_add` is wrong for them
+        if inputs.edges.dtype is torch.int32:  # torch's own gradient of `scatter_add` is wrong for them
             return found
         wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
         wanted |= {f"input {at}": t for at, t in enumerate(inputs.floats) if t.requires_grad}
@@ -297,36 +283,17 @@ class Call:
         found += [(f"gradient of {name}", g) for name, g in zip(names, first, strict=True)]
         again = [g for g in first if g is not None and g.requires_grad]
         if self.second and again:
-            penalty = sum(g.square().sum() for g in again)
-            second = torch.autograd.grad(penalty, leaves, allow_unused=True)
+            second = torch.autograd.grad(sum(g.square().sum() for g in again), leaves, allow_unused=True)
             found += [(f"second derivative of {name}", g) for name, g in zip(names, second, strict=True)]
         return found
 
-    def _outputs(self, model: nn.Module, inputs: Inputs) -> tuple[Tensor, ...]:
-        x, edge_index, given = inputs.x, inputs.edge_index, inputs.given
-        if self.through == "checkpoint":
-            return (checkpoint(model, x, edge_index, given, use_reentrant=False),)
-        if self.through == "functional_call":
-            weights = {name: 1.5 * p for name, p in model.named_parameters()}
-            return (torch.func.functional_call(model, weights, (x, edge_index, given)),)
-        if self.through == "jvp":
-            return torch.func.jvp(lambda x: model(x, edge_index, given), (x.detach(),), (torch.ones_like(x),))
-        if self.through == "func.grad":
-            return (torch.func.grad(lambda x: model(x, edge_index, given).square().mean())(x.detach()),)
-        if self.through == "vmap":
-            return (torch.vmap(lambda x: model(x, edge_index, given))(torch.stack([x, 2 * x])),)
-        if self.through == "autocast":
-            with torch.autocast("cpu", torch.bfloat16):
-                return (model(x, edge_index, given),)
-        return (model(x, edge_index, given),)
+
+# ---- changes: each draws what it does from the sequence's numbers, does it to both models, and says what it was ------
+
+CHANGES: dict[str, Callable[[Sequence], str | None]] = {}
 
 
-# Changes: each draws what it does from the sequence's numbers, does it to both models, and says what it was.
-
-CHANGES: dict[str, Callable[[Sequence], str]] = {}
-
-
-def change(function: Callable[[Sequence], str]) -> Callable[[Sequence], str]:
+def change(function: Callable[[Sequence], str | None]) -> Callable[[Sequence], str | None]:
     CHANGES[function.__name__.replace("_", " ")] = function
     return function
 
@@ -376,11 +343,9 @@ def attribute(run: Sequence) -> str:
 @change
 def steps_of_a_message(run: Sequence) -> str:
     path = run.pick(Own)
-    layer = run.original.get_submodule(path)
-    names = [n for n in random_layers.STEPS if layer.weighted or n not in NEEDS_WEIGHT]
-    if run.rng.random() < 0.5:
-        names = [n for n in names if n in LINEAR_STEPS]
-    steps = [run.rng.choice(names) for _ in range(run.rng.randint(0, 2))]
+    names = LINEAR_STEPS if run.rng.random() < 0.5 else list(random_layers.STEPS)
+    weighted = run.original.get_submodule(path).weighted
+    steps = run.rng.choices([n for n in names if weighted or n not in NEEDS_WEIGHT], k=run.rng.randint(0, 2))
     run.both(lambda model: setattr(model.get_submodule(path), "steps", list(steps)))
     return f"{path} {steps}"
 
@@ -394,83 +359,45 @@ def closure(run: Sequence) -> str:
 
 @change
 def settings(run: Sequence) -> str:
-    random_layers.GAIN, random_layers.SETTINGS["slope"] = run.rng.choice([0.2, 3.0]), run.rng.choice([0.1, 2.0])
-    return f"gain {random_layers.GAIN}, slope {random_layers.SETTINGS['slope']}"
+    random_layers.GAIN, SETTINGS["slope"] = run.rng.choice([0.2, 3.0]), run.rng.choice([0.1, 2.0])
+    return f"gain {random_layers.GAIN}, slope {SETTINGS['slope']}"
 
 
 @change
 def arguments(run: Sequence) -> str:
-    given = run.inputs.given
-    given["tau"] = run.rng.choice([0.1, 2, 5.0, torch.tensor(3.0, dtype=run.dtype)])
-    given["mode"] = run.rng.choice(["plain", "weighted"])
-    return f"tau {given['tau']}, mode {given['mode']}"
+    tau, mode = run.rng.choice([0.1, 2, 5.0, torch.tensor(3.0).double()]), run.rng.choice(["plain", "weighted"])
+    run.inputs.given |= {"tau": tau, "mode": mode}
+    return f"tau {tau}, mode {mode}"
+
+
+def _counted(module: nn.Module, *_: Any) -> None:
+    module.seen = getattr(module, "seen", 0) + 1
+
+
+HOOKS = {
+    "forward": lambda module: module.register_forward_hook(lambda module, given, out: out * 2),
+    "pre": lambda module: module.register_forward_pre_hook(lambda module, given: (given[0] * 2, *given[1:])),
+    "count": lambda module: module.register_forward_hook(_counted),
+    "backward": lambda module: module.register_full_backward_hook(
+        lambda module, into, out: tuple(g if g is None else 3 * g for g in into)
+    ),
+    "message": lambda module: module.register_message_forward_hook(lambda module, given, out: out * 0.5),
+    "aggregate": lambda module: module.register_aggregate_forward_hook(lambda module, given, out: out * 0.5),
+    "propagate": lambda module: module.register_propagate_forward_hook(lambda module, given, out: out * 0.5),
+}
 
 
 @change
 def hook(run: Sequence) -> str:
-    path = run.pick(nn.Module)
-    kind = run.rng.choice(["forward", "pre", "count", "backward", "message", "aggregate", "propagate"])
-    handles = run.both(lambda model: _hooked(model.get_submodule(path), kind))
-    run.undo.append(tuple(handle.remove for handle in handles))
+    path, kind = run.pick(nn.Module), run.rng.choice(list(HOOKS))
+    run.undo.append(tuple(one.remove for one in run.both(lambda model: HOOKS[kind](model.get_submodule(path)))))
     return f"{kind} at {path}"
 
 
-def _hooked(module: nn.Module, kind: str) -> Any:
-    if kind == "forward":
-        return module.register_forward_hook(lambda module, given, out: out * 2)
-    if kind == "pre":
-        return module.register_forward_pre_hook(lambda module, given: (given[0] * 2, *given[1:]))
-    if kind == "count":
-        module.seen = getattr(module, "seen", 0)
-        return module.register_forward_hook(lambda module, given, out: setattr(module, "seen", module.seen + 1))
-    if kind == "backward":
-        return module.register_full_backward_hook(
-            lambda module, into, out: tuple(g if g is None else 3 * g for g in into)
-        )
-    register = getattr(module, f"register_{kind}_forward_hook")
-    return register(lambda module, given, out: out * 0.5)
-
-
-def _tripled(module: nn.Module, into: tuple, out: tuple) -> tuple:
-    return tuple(gradient if gradient is None else 3 * gradient for gradient in into)
-
-
 @change
-def unhook(run: Sequence) -> str:
-    if not run.undo:
-        return "nothing"
+def unhook(run: Sequence) -> None:
     for remove in run.undo.pop(run.rng.randrange(len(run.undo))):
         remove()
-    return ""
-
-
-@change
-def inner_module(run: Sequence) -> str:
-    """A network or a linear layer inside of a layer is replaced or wrapped."""
-    path = run.pick(nn.Linear, nn.Sequential, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
-    parent, _, name = path.rpartition(".")
-    module = run.original.get_submodule(path)
-    if isinstance(module, nn.Linear):
-        kind = run.rng.choice(["another", "adapter"])
-        made = _Adapter if kind == "adapter" else _another_linear
-    elif isinstance(module, nn.Sequential):
-        given = next(m for m in module.modules() if isinstance(m, nn.Linear)).in_features
-        out = [m for m in module.modules() if isinstance(m, nn.Linear)][-1].out_features
-        kind, number = "another network", run.rng.randrange(1000)
-        made = lambda old: network(random.Random(number), given, out)  # noqa: E731
-    else:
-        kind = run.rng.choice(list(random_layers.ACTIVATIONS))
-        made = lambda old: random_layers.ACTIVATIONS[kind]()  # noqa: E731
-
-    def replace(model: nn.Module) -> None:
-        setattr(model.get_submodule(parent), name, made(model.get_submodule(path)).to(run.dtype).train(module.training))
-
-    run.both(replace)
-    return f"{kind} at {path}"
-
-
-def _another_linear(old: nn.Linear) -> nn.Linear:
-    return nn.Linear(old.in_features, old.out_features, bias=old.bias is None)
 
 
 class _Adapter(nn.Module):
@@ -486,48 +413,60 @@ class _Adapter(nn.Module):
 
 
 @change
+def inner_module(run: Sequence) -> str:
+    """A network or a linear layer inside of a layer is replaced or wrapped."""
+    path = run.pick(nn.Linear, nn.Sequential, nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Identity)
+    parent, _, name = path.rpartition(".")
+    module, number = run.original.get_submodule(path), run.rng.randrange(1000)
+    if isinstance(module, nn.Linear):
+        made = _Adapter if number % 2 else lambda old: nn.Linear(old.in_features, old.out_features, old.bias is None)
+    elif isinstance(module, nn.Sequential):
+        linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+        made = lambda old: network(random.Random(number), linears[0].in_features, linears[-1].out_features)  # noqa: E731
+    else:
+        made = lambda old: list(ACTIVATIONS.values())[number % len(ACTIVATIONS)]()  # noqa: E731
+
+    def replace(model: nn.Module) -> None:
+        one = made(model.get_submodule(path)).double().train(module.training)
+        setattr(model.get_submodule(parent), name, one)
+
+    run.both(replace)
+    return f"{number} at {path}"
+
+
+REPARAMETRIZED = {
+    "weight norm": parametrizations.weight_norm,
+    "prune": lambda module: prune.l1_unstructured(module, "weight", 0.5),
+    "spectral norm": parametrizations.spectral_norm,
+}
+
+
+@change
 def reparametrized(run: Sequence) -> str:
     weights = [(path, module._parameters.get("weight")) for path, module in run.original.named_modules()]
     path = run.rng.choice([path for path, weight in weights if weight is not None and weight.dim() == 2])
-    kind = run.rng.choice(["weight norm", "prune", "spectral norm"])
-    apply = {
-        "weight norm": parametrizations.weight_norm,
-        "prune": lambda module: prune.l1_unstructured(module, "weight", 0.5),
-        "spectral norm": parametrizations.spectral_norm,
-    }[kind]
-    run.both(lambda model: apply(model.get_submodule(path)))
+    kind = run.rng.choice(list(REPARAMETRIZED))
+    run.both(lambda model: REPARAMETRIZED[kind](model.get_submodule(path)))
     return f"{kind} at {path}"
+
+
+def _doubled_message(self: nn.Module, *given: Any, **named: Any) -> Any:
+    return 2 * type(self).message(self, *given, **named)
 
 
 @change
 def patched_message(run: Sequence) -> str:
     path = run.pick(MessagePassing)
-
-    def patch(model: nn.Module) -> None:
-        layer = model.get_submodule(path)
-        layer.message = types.MethodType(
-            lambda self, *given, **named: 2 * type(self).message(self, *given, **named), layer
-        )
-
-    run.both(patch)
+    layers = run.both(lambda model: model.get_submodule(path))
+    for layer in layers:
+        layer.message = types.MethodType(_doubled_message, layer)
     return path
-
-
-@change
-def precision(run: Sequence) -> str:
-    run.dtype = torch.float32 if run.dtype is torch.float64 else torch.float64
-    run.rounded = True
-    run.both(lambda model: model.to(run.dtype))
-    run.inputs.x = run.inputs.x.detach().to(run.dtype)
-    for name in ("weight", "attr"):
-        run.inputs.given[name] = run.inputs.given[name].detach().to(run.dtype)
-    return str(run.dtype)[6:]
 
 
 @change
 def optimizer_steps(run: Sequence) -> str:
     """Adam with a large `eps`: else it would turn the rounding of a gradient that is zero into a whole step."""
-    if run.inputs.edge_index.dtype is torch.int32:
+    if run.inputs.edges.dtype is torch.int32:
         return "not with these edges"
     kind = run.rng.choice(["SGD", "Adam", "Adagrad"])
     fused, to_none = run.rng.random() < 0.6, run.rng.random() < 0.5
@@ -536,7 +475,7 @@ def optimizer_steps(run: Sequence) -> str:
     def train(model: nn.Module) -> None:
         optimizer = getattr(torch.optim, kind)(model.parameters(), 0.01, fused=fused, **more)
         for _ in range(2):
-            out = model(run.inputs.x, run.inputs.edge_index, run.inputs.given)
+            out = model(run.inputs.x, run.inputs.edges, run.inputs.given)
             (out.square().mean() / (1 + out.detach().square().mean())).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=to_none)
@@ -545,96 +484,86 @@ def optimizer_steps(run: Sequence) -> str:
     return f"{kind}{' fused' if fused else ''}"
 
 
+def _new_parameter(model: nn.Module, name: str, p: nn.Parameter) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, nn.Parameter(0.5 * p.detach()))
+
+
+def _loaded(model: nn.Module, assign: bool) -> None:
+    state = {n: t.clone() * 0.5 if t.is_floating_point() else t for n, t in model.state_dict().items()}
+    model.load_state_dict(state, assign=assign)
+
+
+WEIGHTS_WRITTEN = {
+    "data.mul_": lambda model, name, p: p.data.mul_(0.5),
+    "copy_": lambda model, name, p: torch.no_grad()(p.copy_)(0.5 * p + 0.1),
+    "data =": lambda model, name, p: setattr(p, "data", p.data * 0.5),
+    "swap rows": lambda model, name, p: p.data.copy_(p.data.flip(0)),
+    "new parameter": _new_parameter,
+    "load_state_dict": lambda model, name, p: _loaded(model, False),
+    "assign": lambda model, name, p: _loaded(model, True),
+    "frozen": lambda model, name, p: p.requires_grad_(False),
+    "trained": lambda model, name, p: p.requires_grad_(True),
+}
+
+
 @change
 def weights_written(run: Sequence) -> str:
-    kind = run.rng.choice(["data.mul_", "copy_", "data =", "load_state_dict", "assign", "new parameter", "swap rows"])
-    index = run.rng.randrange(len(list(run.original.parameters())))
-
-    def write(model: nn.Module) -> None:
-        name, p = list(model.named_parameters())[index]
-        if kind == "data.mul_":
-            p.data.mul_(0.5)
-        elif kind == "copy_":
-            with torch.no_grad():
-                p.copy_(0.5 * p + 0.1)
-        elif kind == "data =":
-            p.data = p.data * 0.5
-        elif kind == "swap rows":
-            p.data.copy_(p.data.flip(0))
-        elif kind == "new parameter":
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, nn.Parameter(0.5 * p.detach()))
-        else:
-            state = {n: t.clone() * 0.5 if t.is_floating_point() else t for n, t in model.state_dict().items()}
-            model.load_state_dict(state, assign=kind == "assign")
-
-    run.both(write)
-    return kind
+    kind, index = run.rng.choice(list(WEIGHTS_WRITTEN)), run.rng.randrange(len(list(run.original.parameters())))
+    run.both(lambda model: WEIGHTS_WRITTEN[kind](model, *list(model.named_parameters())[index]))
+    return f"{kind} {index}"
 
 
-@change
-def frozen(run: Sequence) -> str:
-    wants, index = run.rng.random() < 0.4, run.rng.randrange(len(list(run.original.parameters())))
-    run.both(lambda model: list(model.parameters())[index].requires_grad_(wants))
-    return f"parameter {index}, requires_grad {wants}"
+EDGES_WRITTEN = {
+    "copy_": lambda edges, new: edges.copy_(new),
+    "one": lambda edges, new: edges[1, -1:].zero_(),
+    "data.copy_": lambda edges, new: edges.data.copy_(new),
+    "numpy": lambda edges, new: edges.numpy().__setitem__(..., new.numpy()),
+    "data =": lambda edges, new: setattr(edges, "data", new),
+    "row": lambda edges, new: edges[0].copy_(new[0]),
+}
 
 
 @change
 def edges_written(run: Sequence) -> str:
     """In place, so that the tensor stays the same object."""
-    edges, n = run.inputs.edge_index, run.inputs.x.shape[0]
-    new = torch.randint(n, edges.shape, dtype=edges.dtype)
-    kind = run.rng.choice(["copy_", "one", "data.copy_", "numpy", "data =", "row"])
-    if kind == "copy_":
-        edges.copy_(new)
-    elif kind == "one":
-        edges[1, run.rng.randrange(edges.shape[1])] = 0
-    elif kind == "data.copy_":
-        edges.data.copy_(new)
-    elif kind == "numpy":
-        edges.numpy()[...] = new.numpy()
-    elif kind == "data =":
-        edges.data = new
-    else:
-        edges[0].copy_(new[0])
+    edges, kind = run.inputs.edges, run.rng.choice(list(EDGES_WRITTEN))
+    EDGES_WRITTEN[kind](edges, torch.randint(run.inputs.x.shape[0], edges.shape, dtype=edges.dtype))
     return kind
 
 
 @change
 def edges_replaced(run: Sequence) -> str:
-    kind = run.rng.choice(["clone", "int32", "int64", "other", "strided"])
-    edges = run.inputs.edge_index
+    edges, kind = run.inputs.edges, run.rng.choice(["clone", "int32", "int64", "other", "strided"])
     if kind == "other":
         e = run.rng.choice([0, 3, edges.shape[1], edges.shape[1] + 7])
-        run.inputs.edge_index = torch.randint(run.inputs.x.shape[0], (2, e))
-        run.inputs.given |= {k: v for k, v in run._of_edges(e).items() if isinstance(v, Tensor)}
+        run.inputs.edges = torch.randint(run.inputs.x.shape[0], (2, e))
+        run.inputs.given |= of_edges(e)
         return f"by {e} others"
     to = {"clone": edges.clone(), "int32": edges.int(), "int64": edges.long(), "strided": edges.t().contiguous().t()}
-    run.inputs.edge_index = to[kind]
+    run.inputs.edges = to[kind]
     return kind
+
+
+def _written(tensor: Tensor, kind: str) -> None:
+    torch.no_grad()(tensor.mul_)(1.5) if kind == "mul_" else tensor.data.mul_(0.5)
 
 
 @change
 def x_changed(run: Sequence) -> str:
-    inputs, kind = (
-        run.inputs,
-        run.rng.choice(["mul_", "data.mul_", "other", "more nodes", "bag of words", "not a number"]),
-    )
-    x = inputs.x.detach()
-    if kind == "mul_":
-        with torch.no_grad():
-            inputs.x.mul_(1.5)
-    elif kind == "data.mul_":
-        inputs.x.data.mul_(1.5)
-    elif kind == "more nodes":
-        inputs.x = torch.cat([x, torch.randn(run.rng.choice([1, 9]), WIDTH, dtype=x.dtype)])
-    elif kind == "bag of words":
-        inputs.x = (torch.rand(x.shape) < 0.1).to(x.dtype)
-    elif kind == "not a number":
-        inputs.x = x.clone()
-        inputs.x[run.rng.randrange(x.shape[0])] = run.rng.choice([math.nan, math.inf])
-    else:
-        inputs.x = torch.randn_like(x)
+    rng, x = run.rng, run.inputs.x.detach()
+    kind = rng.choice(["mul_", "data.mul_", "other", "more nodes", "bag of words", "not a number"])
+    if "mul_" in kind:
+        _written(run.inputs.x, kind)
+        return kind
+    run.inputs.x = {
+        "other": lambda: torch.randn_like(x),
+        "more nodes": lambda: torch.cat([x, torch.randn(rng.choice([1, 9]), WIDTH, dtype=x.dtype)]),
+        "bag of words": lambda: (torch.rand(x.shape) < 0.1).to(x.dtype),
+        "not a number": lambda: x.index_fill(
+            0, torch.tensor([rng.randrange(len(x))]), rng.choice([math.nan, math.inf])
+        ),
+    }[kind]()
     return kind
 
 
@@ -642,37 +571,31 @@ def x_changed(run: Sequence) -> str:
 def edge_weights_changed(run: Sequence) -> str:
     given, kind = run.inputs.given, run.rng.choice(["mul_", "data.mul_", "other", "negative", "zero"])
     weight = given["weight"].detach()
-    if kind == "mul_":
-        weight.mul_(0.5)
-    elif kind == "data.mul_":
-        given["weight"].data.mul_(0.5)
+    if "mul_" in kind:
+        _written(given["weight"], kind)
     else:
         given["weight"] = {"other": torch.rand_like(weight), "negative": -weight, "zero": 0 * weight}[kind]
     return kind
 
 
 @change
-def copied(run: Sequence) -> str:
-    """Both models are replaced by deep copies of themselves."""
-    run.models = run.both(copy.deepcopy)
-    run.original, run.undo = run.models[0], []
-    return ""
+def copied(run: Sequence) -> None:
+    run.models, run.undo = run.both(copy.deepcopy), []
+    run.original = run.models[0]
 
 
 @change
-def swapped_again(run: Sequence) -> str:
-    before = run.report
+def swapped_again(run: Sequence) -> None:
     run.report = swap(run.models[1], measure=False)
-    run.models = (run.original, run.report.model)
-    run.undo = []
-    del before
-    return ""
+    run.models, run.undo = (run.original, run.report.model), []
 
 
 @change
-def forgotten(run: Sequence) -> str:
+def forgotten(run: Sequence) -> None:
     run.report.forget()
-    return ""
+
+
+# ---- running and comparing -------------------------------------------------------------------------------------------
 
 
 def sequence(seed: int) -> Outcome:
@@ -685,21 +608,18 @@ def sequence(seed: int) -> Outcome:
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
     """What a sequence changes for the process is put back. One thread: on a busy machine two wait for each other."""
-    before, random_state = (random_layers.GAIN, random_layers.SETTINGS["slope"]), torch.get_rng_state()
+    before, random_state = (random_layers.GAIN, SETTINGS["slope"]), torch.get_rng_state()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        random_layers.GAIN, random_layers.SETTINGS["slope"] = before
+        random_layers.GAIN, SETTINGS["slope"] = before
         torch.set_rng_state(random_state)
         torch.set_num_threads(threads)
 
 
-# Comparing
-
-
-def _require_equal(expected: list, got: list, tolerance: float, floor: float) -> None:
+def _require_equal(expected: list, got: list, tolerance: float) -> None:
     """Named tensors, one by one: present, of one shape and dtype, not finite at the same places, and close."""
     if [name for name, _ in expected] != [name for name, _ in got]:
         raise Different(f"gives {[name for name, _ in got]}, the original {[name for name, _ in expected]}")
@@ -716,9 +636,8 @@ def _require_equal(expected: list, got: list, tolerance: float, floor: float) ->
             if "output" in name:
                 raise Different(f"{name} is not finite at other places")
             continue  # a gradient of weights is a sum over all nodes: 0 * inf in one order of products, none in another
-        allowed = tolerance * _largest(want) + (floor * largest if "output" not in name else 0.0)
-        off = _largest(have - want)
-        if off > allowed:
+        allowed = tolerance * _largest(want) + (0.0 if "output" in name else FLOOR * largest)
+        if (off := _largest(have - want)) > allowed:
             raise Different(f"{name} is off by {off / max(_largest(want), 1e-300):.1e} of its largest")
 
 
@@ -754,14 +673,8 @@ def _not_torchs(end: Any) -> bool:
     return False
 
 
-def _described(layer: nn.Module) -> str:
-    name = type(layer).__name__
-    return f"{name}{layer.steps}" if isinstance(layer, Own) else name
-
-
-def _short(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:120] if text else ''}"
+def _short(error: Any) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
 
 
 def main() -> None:
@@ -773,11 +686,8 @@ def main() -> None:
     sums: Counter = Counter()
     for seed in range(chosen.start, chosen.start + chosen.count):
         outcome = sequence(seed)
-        sums += Counter(
-            sequences=1,
-            failures=bool(outcome.wrong),
-            **{n: getattr(outcome, n) for n in ("calls", "raised", "layers", "replaced", "with_gradients", "fast")},
-        )
+        counted = {n: getattr(outcome, n) for n in ("calls", "raised", "layers", "replaced", "with_gradients", "fast")}
+        sums += Counter(sequences=1, failures=bool(outcome.wrong), **counted)
         if outcome.wrong or chosen.verbose:
             print(outcome, flush=True)
     print(

@@ -6,16 +6,17 @@ import pkgutil
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch_geometric import nn as pyg
-from zoo_cases import CLOSE, edges_of
+from zoo_cases import CLOSE, IN, build, edges_of
 
-from gnnswap import guards, swap
-from gnnswap.direct import FORMS
+from gnnswap import backends, guards, swap
+from gnnswap.direct import KERNELS
 from gnnswap.guards import Record, is_stock, plain_call
-from gnnswap.layer import RETRIALS
+from gnnswap.layer import MAX_RETESTS, Caches, _usual, make_fast
 
 MAKE = {
     "GCN": lambda: pyg.GCNConv(6, 4),
@@ -27,11 +28,11 @@ MAKE = {
     "GEN": lambda: pyg.GENConv(6, 4, norm="layer"),
 }
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def opened(layer):
-    return FORMS[type(layer)].opened(layer)
+    return KERNELS[type(layer)].opened(layer)
 
 
 def recorded(kind):
@@ -150,11 +151,11 @@ def test_a_subclass_is_stock_as_long_as_it_overrides_nothing(monkeypatch):
 def test_a_layer_that_changes_is_compared_again_and_given_up_when_it_keeps_changing():
     layer, x, edge_index = pyg.GATConv(6, 4).double(), torch.randn(13, 6).double(), edges_of("many edges")
     fast, trials = swap(layer, measure=False).model, []
-    for step in range(RETRIALS + 2):
+    for step in range(MAX_RETESTS + 2):
         layer.negative_slope = fast.negative_slope = 0.2 + 0.1 * step
         torch.testing.assert_close(fast(x, edge_index), layer(x, edge_index), **CLOSE)
-        trials.append((fast._fast.trials, bool(fast._fast.direct)))
-    assert trials == [(step, step <= RETRIALS) for step in range(RETRIALS + 2)]
+        trials.append((fast._fast.retests, bool(fast._fast.direct)))
+    assert trials == [(step, step <= MAX_RETESTS) for step in range(MAX_RETESTS + 2)]
 
 
 def test_calls_within_modes_of_torch_are_no_plain_calls():
@@ -287,18 +288,57 @@ def test_gradients_that_a_message_changes_or_turns_off_later_are_those_of_the_me
         torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
-def test_a_hook_on_a_module_that_a_message_of_pyg_calls_runs(register):
-    layer, (x, edge_index) = (
-        pyg.CGConv(6, aggr="mean").double(),
-        (torch.randn(9, 6).double(), torch.randint(9, (2, 30))),
-    )
-    fast = swap(copy.deepcopy(layer), (x, edge_index), measure=False).model
-    found = []
-    for model in (layer, fast):
-        getattr(model.lin_s, register)(lambda module, given, result: 3 * result if "forward" in register else None)
-        if "backward" in register:
-            model.lin_s.register_full_backward_hook(lambda module, given, result: (2 * given[0],))
-        leaf = x.clone().requires_grad_()
-        found.append(torch.autograd.grad(model(leaf, edge_index).square().sum(), leaf)[0])
-    torch.testing.assert_close(*found)
+# ---- guards and devices: torch's fake tensors know their device, type and shape, and no values ----------------------
+
+
+@pytest.fixture
+def fakes_are_plain(monkeypatch):
+    monkeypatch.setattr(guards, "PLAIN", (*guards.PLAIN, FakeTensor))
+
+
+@pytest.mark.parametrize(
+    ("x", "edge_index", "usual"),
+    [
+        ("cuda", "cuda", True),
+        ("cpu", "cpu", True),
+        ("cuda", "cpu", False),
+        ("cpu", "cuda", False),
+        ("cuda:0", "cuda:1", False),
+        ("meta", "meta", False),
+    ],
+)
+def test_a_kernel_is_asked_on_one_device_with_kernels(x, edge_index, usual, fakes_are_plain):
+    with FakeTensorMode():
+        given = torch.empty(13, IN, device=x), torch.empty(2, 60, dtype=torch.int64, device=edge_index)
+        assert _usual(*given, None) == usual
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+def test_low_precision_is_served_on_the_device_alone(kind, fakes_are_plain):
+    with FakeTensorMode():
+        on_cpu, on_cuda, on_meta = (
+            guards.computable(torch.empty(3, 3, dtype=kind, device=one)) for one in ("cpu", "cuda", "meta")
+        )
+    assert on_cpu == (kind in (torch.float32, torch.float64)) and on_cuda == kind.is_floating_point and not on_meta
+
+
+def test_parameters_on_another_device_do_not_hold():
+    layer = build("GCN plain").float()
+    make_fast(layer, Caches())
+    record = layer._fast.record.again(KERNELS[pyg.GCNConv].opened(layer))
+    assert record.holds(torch.float32, CPU) and not record.holds(torch.float32, CUDA)
+
+
+def test_what_was_compared_on_one_device_says_nothing_of_another():
+    layer = build("GCN plain")
+    make_fast(layer, Caches())
+    layer._fast.direct = {(None, "cpu", ""): True}
+    layer._fast.sums = {("cpu", ""): ""}
+    assert layer._fast.mechanism("cpu") == "own kernel" and layer._fast.mechanism("cuda") is None
+
+
+def test_kernels_of_a_sum_by_device():
+    assert backends.sum_kernels(CPU) == (backends.BAG,)
+    assert backends.sum_kernels(CUDA)[-2:] == (backends.BAG, backends.CUSPARSE)
+    assert backends.CUSPARSE not in backends.sum_kernels(CUDA, torch.bfloat16)
+    assert backends.triton_for(torch.ones(1)) is None

@@ -7,7 +7,7 @@ import pytest
 import random_models
 import torch
 
-SEQUENCES = 40  # `python tests/gnnswap/random_models.py 20000` runs many more
+SEQUENCES = 25  # `python tests/gnnswap/random_models.py 20000` runs many more
 
 
 @pytest.fixture(scope="module")

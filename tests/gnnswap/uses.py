@@ -23,10 +23,6 @@ def graph(seed=0, nodes=N, edges=E, dtype=torch.float64):
     return x, torch.randint(nodes, (2, edges), generator=generator)
 
 
-def edge_values(columns=3):
-    return torch.rand(E, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
 def pair(model, example=None, dtype=torch.float64):
     """(the original with weights of its own, the fast model)."""
     model = model.to(dtype)
@@ -161,8 +157,7 @@ MORE = {
     "both ends": lambda: BothEnds(),
 }
 ALL = LAYERS | MORE
-every = pytest.mark.parametrize("name", LAYERS)
-everything = pytest.mark.parametrize("name", ALL)
+FEW = ["GCN", "SAGE", "GAT", "Edge"]  # one of each mechanism, also the names of KINDS
 
 
 class Weighted(MessagePassing):
@@ -182,9 +177,9 @@ class Weighted(MessagePassing):
 class Attention(MessagePassing):
     """An own attention layer, with PyG's softmax and a global that is changed between calls."""
 
-    def __init__(self):
+    def __init__(self, out=OUT):
         super().__init__(aggr="add")
-        self.lin, self.a, self.b = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT)), nn.Parameter(torch.randn(OUT))
+        self.lin, self.a, self.b = nn.Linear(IN, out), nn.Parameter(torch.randn(out)), nn.Parameter(torch.randn(out))
 
     def forward(self, x, edge_index):
         h = self.lin(x)
@@ -229,4 +224,3 @@ KINDS = {
     "TAG": pyg.TAGConv,
     "Transformer": pyg.TransformerConv,
 }
-kinds = pytest.mark.parametrize("kind", KINDS)

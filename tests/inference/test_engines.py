@@ -14,6 +14,7 @@ from gnnlab.errors import Unavailable
 from gnnlab.inference import engines
 from gnnlab.inference.flat_allocator import DenseAllocator, FlatAllocator
 from gnnlab.inference.states import NetworkArrays
+from gnnlab.lab import claims, table
 from gnnlab.workloads.edge_allocator import MODEL_TYPES, load, weights
 
 pytestmark = pytest.mark.usefixtures("one_registry")
@@ -134,3 +135,17 @@ def test_an_engine_that_does_not_work_here_says_why(monkeypatch):
     for name, why in (("fast", "RuntimeError: no compiler$"), ("onnx", "ModuleNotFoundError: import of onnxruntime")):
         with pytest.raises(Unavailable, match=f"'{name}' does not work here: {why}"):
             engines.make(name, WEIGHTS)
+
+
+def test_a_form_on_a_gpu_is_judged_over_the_original_on_the_cpu():
+    shared = {"study": "replaced_model", "keys": {"nodes": 10}, "unit": "ms", "better": "lower", "origin": "measured",
+              "statistic": "median", "interval": "95 % confidence", "n": 12, "runtime": "torch", "precision": "float32",
+              "threads": 1}  # fmt: skip
+    rng, rows = np.random.default_rng(0), table.Table()
+    for form, device, ms in (("original", "CPU x", 10.0), ("A/A", "CPU x", 10.0), ("cuda", "CUDA y", 2.0)):
+        over = {} if form == "original" else {"baseline": "original", "ratio": 10.0 / ms}
+        samples = ms * rng.uniform(0.99, 1.01, 12)
+        row = table.row(**shared, **over, form=form, device=device, value=ms, low=0.9 * ms, high=1.1 * ms)
+        rows.put(row, samples)
+    found = claims.evaluate(claims.catalogue()["infer.gpu"], rows)
+    assert found.estimate.value == pytest.approx(5, rel=0.02) and found.rows[0].device == "CUDA y"

@@ -13,7 +13,7 @@ from small_site import ENVIRONMENT, HOSTILE, judged, result
 from table_rows import TORCH
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import claims, notebook_html, parameters, report, results
+from gnnlab.lab import claims, discovery, notebook_html, report, results
 from gnnlab.lab import table as tables
 from gnnlab.measure.estimates import CONTROL
 
@@ -138,7 +138,7 @@ def test_a_run_without_an_executed_notebook_has_a_page_of_its_figures_and_number
     assert "Gat layer: gnnlab is 2.00× (1.90 to 2.10×) as fast as PyG" in html and 'id="fig-operators"' in html
 
 
-def test_after_a_run_only_its_own_page_is_written_anew(tmp_path):
+def test_after_a_run_only_its_own_page_is_written_again(tmp_path):
     names = ["01_profile_bottlenecks", "02_optimize_gnn"]
     for name in names:
         result(name, tmp_path)
@@ -308,12 +308,12 @@ def test_claims_are_in_the_order_of_their_distance_and_wrong_advice_comes_before
 def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them():
     defaults = {"models": ["a:a", "a:b"], "graph": "g"}
     declared = {name: SimpleNamespace(default=value) for name, value in defaults.items()}
-    assert report.own({"models": ["a:b"], "graph": "g", "size": 3}, declared) == []
+    assert report.own({"models": ["a:b"], "graph": "random:nodes=9", "size": 3}, declared) == []
     assert report.own({"models": ["a:b", "my:own"], "graph": "mine.npz"}, declared) == ["models", "graph"]
 
 
 def test_the_quick_set_names_nothing_of_a_readers_own():
     paths = sorted(ROOT.glob("params/quick/*.yaml"))
-    declared = [parameters.declared(ROOT / "notebooks" / f"{path.stem}.ipynb") for path in paths]
-    named = [report.own(parameters.read(path, of), of) for path, of in zip(paths, declared, strict=True)]
+    declared = [discovery.declared(ROOT / "notebooks" / f"{path.stem}.ipynb") for path in paths]
+    named = [report.own(discovery.read_parameters(path, of), of) for path, of in zip(paths, declared, strict=True)]
     assert len(named) == 10 and not any(named)

@@ -141,7 +141,7 @@ def test_the_newest_run_that_passed_is_the_result_and_one_that_failed_since_stan
 
 
 def test_a_run_is_newer_than_all_that_are_there_whatever_their_clocks_said(folder, result_file):
-    (folder / "01_a/0003").rename(folder / "01_a/20991231-235959-999999")  # as earlier versions named runs
+    (folder / "01_a/0003").rename(folder / "01_a/20991231-235959-999999")  # as reference runs are named
     path = put_run(folder, result_file(run="d", notebook="01_a", started="2001-01-01T00:00:00+00:00"), table())
     assert results.newest(folder, "01_a")[0] == path and runs(folder)[0][0] == "d"
     assert put_run(folder, result_file(run="e", notebook="01_a")) == results.newest(folder, "01_a")[0]

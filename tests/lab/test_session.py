@@ -12,7 +12,7 @@ from torch import nn
 
 from gnnlab import Lab
 from gnnlab.errors import GnnlabError, Unavailable
-from gnnlab.lab import ledger, results, session, study
+from gnnlab.lab import claims_report, results, session, study
 from gnnlab.lab.results import Status
 from gnnlab.measure import race
 from gnnlab.measure.conditions import under
@@ -71,18 +71,18 @@ def test_what_is_tried_out_goes_to_a_folder_of_its_own_and_builds_on_what_a_run_
     before = earlier.read_bytes()
     (lab.folder / "stages").mkdir()
     mine, other = _session("outputs/lab"), _session("outputs/mine")
-    assert mine.need("01").run == lab.begun.run and mine.left("stages") == lab.folder / "stages"
-    assert other.left("stages") == other.folder / "stages"
+    assert mine.requires("01").run == lab._started.run and mine.input("stages") == lab.folder / "stages"
+    assert other.input("stages") == other.folder / "stages"
     with pytest.raises(GnnlabError, match="gnnlab run 01"):
-        other.need("01")
+        other.requires("01")
     _record(mine)
     (mine.folder / "stages").mkdir()
     for _ in range(2):  # the last cell may be run again
         path = mine.finish()
         (figure,) = results.read(path).figures
         assert (path.parent / figure.png).exists() and path.is_relative_to(mine.folder)
-    assert mine.need("01").run == mine.begun.run and lab.need("01").run == lab.begun.run
-    assert mine.left("stages") == mine.folder / "stages"
+    assert mine.requires("01").run == mine._started.run and lab.requires("01").run == lab._started.run
+    assert mine.input("stages") == mine.folder / "stages"
     assert earlier.read_bytes() == before and results.paths(lab.folder) == [earlier]
 
 
@@ -125,7 +125,7 @@ def test_a_race_records_every_form_in_every_cell_and_what_it_is_a_choice_for(lab
     path = lab.finish()
     result = results.read(path)
     table = results.table_of(path, result)
-    assert not [line for row in table for line in ledger.differences(row, table)]
+    assert not [line for row in table for line in claims_report.differences(row, table)]
 
 
 def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):

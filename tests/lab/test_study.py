@@ -62,7 +62,7 @@ def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
     shades = npu.collections[0].get_array()
     assert shades.mask.tolist() == [[False, False], [True, False]] and shades[1, 1] < 1  # missing; simulated: no colour
     assert fig.get_supxlabel().startswith("time (ms); ") and bar.get_xlabel() == "times the least measured of the row"
-    assert "stage" in alt and "size" in alt and fig.get_suptitle().startswith("Cells: from 0.0050 ms")
+    assert "stage" in alt and "size" in alt and fig.get_suptitle() == "Cells, lowest in 2 cases: npu 2"
 
 
 def test_marks_show_the_worst_of_a_field_without_the_control_and_list_each_reason_once():
@@ -80,36 +80,18 @@ def test_marks_show_the_worst_of_a_field_without_the_control_and_list_each_reaso
     assert [text.get_text() for text in drawn(measured, "cells-marks")[0].axes[0].texts] == ["not here"] * 5 + ["✓"]
 
 
-def test_a_scatter_of_two_forms_pairs_them_by_cell_and_draws_the_line_of_equality():
-    measured = cells()
-    measured.scatter(x="torch", y="npu")
-    fig, alt = drawn(measured, "cells-scatter")
-    ax = fig.axes[0]
-    drawn_points = sum(len(line.get_xdata()) for line in ax.lines if line.get_marker() in ("o", "*"))
-    assert drawn_points == 3  # one of the four cells has no number
-    assert ax.get_xlabel() == "torch (ms)" and "equality" in alt
-    assert "both are equal" in [text.get_text() for text in fig.legends[0].texts]
-    apart = study(*({"form": form, "keys": {"size": form}, "value": 1.0} for form in "ab"))
-    apart.scatter(x="a", y="b")
-    assert apart._lab.sentences == ["Cells: a and b have no case in common."] and not apart._lab.figures
-
-
-def test_a_scatter_of_a_key_and_a_field_has_a_look_for_each_form():
-    measured = study(*({"form": form, "keys": {"mib": 2.0**n}, "value": n + 1.0} for form in "ab" for n in range(4)))
-    measured.scatter(x="mib", y="value")
-    assert [text.get_text() for text in drawn(measured, "cells-scatter")[0].legends[0].texts] == ["a", "b"]
-    with pytest.raises(GnnlabError, match="no key or field 'gib'; its keys: mib"):
-        measured.scatter(x="gib", y="value")
+def test_lines_need_numbers_and_a_key_that_is_there():
     with pytest.raises(GnnlabError, match=r"size is no number \('10x20'\)"):
         cells().plot("value", x="size")
+    with pytest.raises(GnnlabError, match="no key or field 'gib'; its keys: size, stage"):
+        cells().plot("value", x="gib")
 
 
 def test_a_figure_has_one_unit_and_a_table_each_number_its_own():
     units = [(form, unit) for form in "ab" for unit in ("ms", "B")]
     measured = study(*({"form": form, "keys": {"of": unit}, "value": 1.0, "unit": unit} for form, unit in units))
-    for draw in (measured.plot, lambda _: measured.scatter(x="a", y="b")):
-        with pytest.raises(GnnlabError, match="cells is in ms and B: one figure has one unit"):
-            draw("value")
+    with pytest.raises(GnnlabError, match="cells is in ms and B: one figure has one unit"):
+        measured.plot("value")
     assert measured.finding() == "Cells: 4 numbers in ms and B"
     assert [text.rsplit(" ", 1)[1] for text in measured.tabulated()["median"]] == ["ms", "B"] * 2
     measured.only(unit="B").plot("value")
@@ -136,7 +118,7 @@ def test_only_keeps_rows_by_key_and_field_and_says_so():
     measured = cells()
     part = measured.only(stage="UPDATE").only(form=["torch"])
     assert [row.value for row in part.rows] == [5.0, 50.0] and len(part.frame) == 2
-    assert part.finding() == "Cells, stage UPDATE, form torch: from 5.0 ms (10x20) to 50 ms (100x200)"
+    assert part.finding() == "Cells, stage UPDATE, form torch: up to 50 ms (100x200)"
     part.plot("value")
     assert list(measured._lab.figures) == ["cells-UPDATE-torch"]
     assert not measured.only(stage="nothing").rows
@@ -148,9 +130,8 @@ def test_nothing_measured_is_said_and_not_drawn():
     measured = study({"form": "npu", "status": "unavailable", "reason": "no NPU"})
     measured.plot()
     measured.heat(row="form", column="device")
-    measured.scatter(x="n", y="value")
     measured.only(form="cpu").marks(row="form", column="device")
-    sentences = ["Cells: nothing was measured."] * 3 + ["Cells, form cpu: nothing was measured."]
+    sentences = ["Cells: nothing was measured."] * 2 + ["Cells, form cpu: nothing was measured."]
     assert measured._lab.sentences == sentences and not measured._lab.figures
     assert "no NPU" in measured.tabulated().to_string()
     assert study().finding() == "Cells: nothing was measured" and len(study().tabulated()) == 1

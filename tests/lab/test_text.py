@@ -1,4 +1,4 @@
-"""Numbers and names as a reader sees them."""
+"""Numbers, names and environments as a reader sees them."""
 
 import pytest
 
@@ -44,3 +44,38 @@ def test_an_estimate_has_the_digits_that_its_interval_is_worth(estimate, expecte
 )
 def test_numbers_gains_and_claimed_ranges_in_words(words, given, expected):
     assert words(*given) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "phrase"),
+    [
+        ({"cores": 2, "logical": 2, "usable": 2, "quota": None}, "A, 2 cores"),
+        ({"cores": 1, "logical": 2, "usable": 1, "quota": None}, "A, 1 of 2 logical cores"),
+        ({"cores": 4, "logical": 8, "usable": 2, "quota": 1.5}, "A, 1.5 of 8 logical cores"),
+        ({"cores": 1, "logical": 1}, "A, 1 core"),
+        ({"cores": None, "logical": None, "usable": 1}, "A"),
+    ],
+)
+def test_a_reader_is_told_how_many_of_the_cores_a_run_might_use(cpu, phrase):
+    assert text.machine_phrase({"cpu": {"model": "A", **cpu}}) == phrase
+
+
+def test_a_reader_sees_all_that_is_known_and_nothing_else():
+    devices = [{"name": "A", "kind": "CPU", "driver": None}, {"name": "G", "kind": "GPU"}]
+    state = {"omp_num_threads": "1", "load": [0.5, 1.0], "dirty": False}
+    environment = {
+        "cpu": {"model": "A", "l2_cache_bytes": 2**19},
+        "devices": devices,
+        "os": None,
+        **state,
+        "finished": state,
+    }
+    assert dict(text.environment_rows(environment)) == {
+        "cpu": "model A, l2 cache 0.5 MiB",
+        "devices": "name A, kind CPU; name G, kind GPU",
+        "OMP_NUM_THREADS": "1",
+        "load (1, 5, 15 min)": "0.5 1.0",
+        "uncommitted changes": "False",
+        "at its end": "OMP_NUM_THREADS 1, load (1, 5, 15 min) 0.5 1.0, uncommitted changes False",
+    }
+    assert text.machine_phrase(environment | {"versions": {"torch": "2"}}) == "A, G, torch 2"

@@ -106,16 +106,6 @@ def test_tf32_is_seen_whichever_way_it_was_switched_on(own_precision):
     assert conditions.products() == conditions.Conditions.now().precision == "high"
 
 
-def test_a_torch_without_options_for_recompilation_compiles_and_has_a_high_limit(monkeypatch):
-    monkeypatch.setattr(conditions, "_COMPILE_OPTIONS", {"model", "dynamic"})
-    given = []
-    monkeypatch.setattr(torch, "compile", lambda form, **options: given.append(options) or form)
-    with torch._dynamo.config.patch(recompile_limit=8):
-        conditions.compiled(len, isolate_recompiles=True, recompile_limit=100, dynamic=False)
-        assert torch._dynamo.config.recompile_limit == conditions.RECOMPILE_LIMIT
-    assert given == [{"dynamic": False}]
-
-
 def test_random_states_of_a_cuda_that_is_in_use_are_put_back(monkeypatch):
     states, put_back = [torch.zeros(3, dtype=torch.uint8), torch.ones(3, dtype=torch.uint8)], {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

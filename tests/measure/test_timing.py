@@ -53,7 +53,7 @@ def test_a_race_of_forms_with_slow_states_of_their_own_goes_on_until_it_has_seen
 
 
 @pytest.mark.parametrize("conditions", MACHINES.values(), ids=MACHINES.keys())
-def test_a_race_sees_what_is_planted_95_times_in_100(conditions):
+def test_a_race_sees_the_truth_95_times_in_100(conditions):
     """No difference of a form to itself, a tenth where it is slower by that; the interval holds the truth."""
     seen = []
     for seed in range(RUNS):

@@ -15,29 +15,25 @@ import papermill
 import pytest
 import run_folders
 
-from gnnlab.lab import claims, discovery, ledger, parameters, results
+from gnnlab.lab import claims, claims_report, discovery, results
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 FAST = {"budget_s": 0.01}
-# torch-compiled:CPU compiles every block anew; test_devices.py runs it
 DEVICES = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU", "openvino:NPU"]
 STAGES = {"features": 64, "sizes": ["200x500", "300x2000"]}  # of notebooks 04 to 06, which read each other's
 SMALL = {  # beside the quick parameters, by number; forms that claims name stay
-    "01": {"graphs": ["symptoms"], "varied": ["nodes", "degrees"], "scaling_nodes": [20, 40, 80, 160], **FAST},
-    "02": {"batch_sizes": [1, 32], "sizes": ["1000x1000"], "features": [64], "gat_sizes": ["58x776"], "layers": 1}
-    | {"sage_sizes": ["1000x1000"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
-    "03": {"rows": 2000, "epochs": 1, "seeds": 2, "fm_batches": [64], "pass_rows": 256, **FAST},
+    "01": {"graphs": ["symptoms"], "nodes": [20, 40, 80, 160], **FAST},
+    "02": {"sizes": ["200x1000"], "gat_sizes": ["58x776"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
+    "03": {"table": "synthetic:2000", "epochs": 1, **FAST},
     "04": STAGES | FAST,
     "05": {"devices": DEVICES, **STAGES, **FAST},
     "06": {"fit_sizes": ["250x1000"], "test_sizes": 1, "points": 2, **FAST},
     "07": {"sizes": ["250x1100"], "stream_graphs": 2, "max_plans": 1, "budget_s": 0.1, "runtime_size": "250x1050"},
     # a goal is for batches of 1024, and the contract names what is not judged
-    "08": {"sizes": [10], "states": 20, "nodes": [5, 20], "batch_sizes": [1024], "callers": 4, **FAST},
-    "09": {"models": ["my_models:gcn"], "graph": "karate", "layers": ["GCN"], "layer_graphs": ["karate"]}
-    | {"zoo_models": ["hetero_sage"], "whole_graphs": ["karate"], "seconds": 0.05, **FAST},
-    "10": {"states": 64, "shares": [0.3, 0.8], "run_s": 0.05, "rounds": 2, "entries": 16, "workers": 1}
-    | {"table_rows": 100, "bulk": 2, **FAST},
+    "08": {"sizes": [10], "states": 20, "batch_sizes": [1024], **FAST},
+    "09": {"models": ["my_models:make_gat"], "graph": "karate", "accuracy": 0.5, **FAST},
+    "10": {"shares": [0.3, 0.8], "run_s": 0.05, **FAST},
 }
 CHAIN = ("04", "05", "06", "07")  # each reads what the one before wrote; that takes longest, and is begun first
 RUN = [
@@ -53,9 +49,9 @@ def folder(tmp_path_factory):
 
 def prepared(notebook, folder):
     """A copy with small parameters, whose outputs go to `folder/out`."""
-    values = parameters.read(ROOT / f"params/quick/{notebook.stem}.yaml", parameters.declared(notebook)) | SMALL.get(
-        notebook.stem[:2], {}
-    )
+    values = discovery.read_parameters(
+        ROOT / f"params/quick/{notebook.stem}.yaml", discovery.declared(notebook)
+    ) | SMALL.get(notebook.stem[:2], {})
     values["output_dir"] = str(folder / "out")
     copy = folder / notebook.name
     papermill.execute_notebook(notebook, copy, values, prepare_only=True, progress_bar=False)
@@ -74,7 +70,7 @@ def nbval(notebook):
 def run(notebook, folder):
     """Run a notebook, after those that it needs; the one that has run is not run again."""
     if not results.paths(folder / "out", notebook.stem):
-        needs = parameters.about(notebook).get("needs", [])
+        needs = discovery.about(notebook).get("needs", [])
         for needed in discovery.notebooks(ROOT, needs) if needs else []:
             run(needed, folder)
         done = nbval(prepared(notebook, folder))
@@ -112,7 +108,7 @@ def test_every_row_of_a_notebook_says_what_it_is_and_follows_from_its_samples(no
         if row["origin"] == "measured" and row["interval"] == "95 % confidence":
             assert row["n"] >= 2, row
     table = results.table_of(run_folders.newest(folder / "out", notebook.stem), result)
-    assert [line for row in table for line in ledger.differences(row, table)] == []
+    assert [line for row in table for line in claims_report.differences(row, table)] == []
 
 
 @pytest.mark.timeout(900)
@@ -120,7 +116,7 @@ def test_every_row_of_a_notebook_says_what_it_is_and_follows_from_its_samples(no
 def test_every_claim_of_a_notebook_is_judged_from_its_rows(notebook, folder):
     result = run(notebook, folder)
     table = results.table_of(run_folders.newest(folder / "out", notebook.stem), result)
-    judged = {row.id: row for row in ledger.judge_runs([(result, table)])}
+    judged = {row.id: row for row in claims_report.judge_runs([(result, table)])}
     known = {id: claim for id, claim in claims.catalogue().items() if claim.notebook == notebook.stem[:2]}
     assert set(judged) == set(known)
     studies = {row.study for row in table}
@@ -141,8 +137,8 @@ def unwritten(rule, forms, elsewhere=frozenset()):
 
 def only_full(notebook, quick):
     """What the lists of the parameters of full runs name beyond those of quick ones."""
-    schema = parameters.declared(ROOT / f"notebooks/{notebook}.ipynb")
-    full = parameters.read(ROOT / f"params/full/{notebook}.yaml", schema)
+    schema = discovery.declared(ROOT / f"notebooks/{notebook}.ipynb")
+    full = discovery.read_parameters(ROOT / f"params/full/{notebook}.yaml", schema)
     lists = [(values, quick.get(name, values)) for name, values in full.items() if isinstance(values, list)]
     return {str(value) for values, fewer in lists for value in values if str(value) not in map(str, fewer)}
 
@@ -151,6 +147,19 @@ def only_full(notebook, quick):
 def test_a_notebook_keeps_an_output_to_compare_and_no_other(notebook):
     cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell.get("outputs")]
     assert cells and all({"keep_output", "nbval-check-output"} <= set(cell["metadata"]["tags"]) for cell in cells)
+
+
+@pytest.mark.timeout(900)
+def test_training_to_equal_accuracy_has_a_time_and_an_accuracy_of_every_variant_or_says_why_not(folder):
+    (notebook,) = [path for path in NOTEBOOKS if path.stem.startswith("09")]
+    rows = {(row.study, row.form): row for row in run(notebook, folder).rows}
+    variants = [f"full batch{more}" for more in ("", ", gnnlab", ", bfloat16", ", torch.compile")]
+    for form in ("A/A", "mini-batches", "mini-batches, gnnlab", *variants):
+        row = rows["training", form]
+        if row.status == "ok":
+            assert row.n == rows["training_accuracy", form].n == 6 and (form == "full batch" or row.ratio)
+        else:
+            assert "not every seed reaches" in row.reason
 
 
 def executed(folder, **values):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from planted_search import Planted
+from fake_search import Planted
 
 from gnnlab.optimize import search, steps
 

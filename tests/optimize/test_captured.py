@@ -127,28 +127,11 @@ def test_gradients_add_up_over_several_passes(recorded):
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_second_derivatives_are_those_of_the_model(recorded):
-    plain, (fast, replays) = OnEdges().eval(), recorded(OnEdges().eval())
-    for seed in range(2):
-        found = []
-        for model in (plain, fast):
-            x = drawn(seed).requires_grad_()
-            out = model(x)
-            (first,) = torch.autograd.grad(out["out"].square().sum() + out["mean"], x, create_graph=True)
-            found.append([first, *torch.autograd.grad(first.square().sum(), [x, model.conv.lin_l.weight])])
-        torch.testing.assert_close(found[1], found[0])
-    assert not replays.reasons and len(replays._kept) == 1
-
-
-@pytest.mark.parametrize("module", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
-def test_what_a_second_pass_would_not_repeat_has_no_second_derivative(recorded, module):
-    fast, replays = recorded(nn.Sequential(nn.Linear(3, 3), module, nn.Sigmoid()).train())
+def test_a_second_derivative_is_refused(recorded):
+    fast, replays = recorded(OnEdges().eval())
     x = drawn(0).requires_grad_()
-    out = fast(x)
-    before = copy.deepcopy(fast.state_dict())
     with pytest.raises(RuntimeError, match="has no second derivative"):
-        torch.autograd.grad(out.sum(), x, create_graph=True)
-    torch.testing.assert_close(fast.state_dict(), before)
+        torch.autograd.grad(fast(x)["mean"], x, create_graph=True)
     assert not replays.reasons
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from planted_search import Planted
+from fake_search import Planted
 from refusals import refused
 
 from gnnlab.child import Answer

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from planted_search import raced
+from fake_search import raced
 
 from gnnlab.errors import GnnlabError
 from gnnlab.measure.estimates import Estimate

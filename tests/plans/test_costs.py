@@ -23,8 +23,8 @@ RATES = {"CPU_stage1": 16e3, "CPU_stage2": 16e3, "GPU_stage1": 2000, "GPU_stage2
 
 @pytest.fixture
 def journals(monkeypatch):
-    """Stands in for the journals: three devices, one of which is torch.compile's."""
-    known = ("openvino:CPU", "fast:CPU", "torch-compiled:CPU")
+    """Stands in for the journals of two devices."""
+    known = ("openvino:CPU", "fast:CPU")
     fit = pd.DataFrame({"layer": ["sage"], "features": 8, "precision": "float32", "threads": 1})
     monkeypatch.setattr(costs_module, "read", lambda tables, stages: (fit, None, None, []))
     transfers = SimpleNamespace(plain=SimpleNamespace(ms=lambda size_bytes: 2 * size_bytes))
@@ -44,7 +44,7 @@ def test_devices_come_in_one_order_and_one_without_times_is_named_with_what_it_l
         "openvino:NPU": "no times at 50x90",
     }
     assert of.transfer_ms("fast:CPU", "openvino:CPU", 3) == 6 and of.transfer_ms("fast:CPU", "fast:CPU", 3) == 0
-    assert Costs.measured(tmp_path, tmp_path).devices == ("openvino:CPU", "fast:CPU")  # nothing that loads for minutes
+    assert Costs.measured(tmp_path, tmp_path).devices == ("openvino:CPU", "fast:CPU")
     with refused(r"no times of onnxruntime:CPU .* it has those of openvino:CPU, fast:CPU"):
         Costs.measured(tmp_path, tmp_path, ["onnxruntime:CPU"])
     journals["threads"] = 2

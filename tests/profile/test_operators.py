@@ -33,7 +33,7 @@ def profile(tmp_path_factory):
     return profile_operators(Heavy().eval(), (torch.ones(2, 4), torch.ones(4000, 300)), runs=8, trace=trace)
 
 
-def test_the_planted_bottleneck_leads_the_table_and_calls_are_exact(profile):
+def test_a_known_bottleneck_leads_the_table_and_calls_are_exact(profile):
     table, names = profile.frame, list(profile.frame["operator"][:2])
     assert list(profile.top(1).operator) == ["aten::mm"] and len(profile.top(3)) == 3
     counts = table.set_index("operator").calls[["aten::mm", "aten::addmm", "aten::relu", "aten::sum"]]

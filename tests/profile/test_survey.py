@@ -1,6 +1,5 @@
 """Rows over several small workloads."""
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,12 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_geometric.data import Data
 
 from gnnlab.profile import survey
 from gnnlab.profile.roofline import Ceilings
-from gnnlab.profile.runtime import RuntimeStats
-from gnnlab.profile.scaling import ScalingResult, fit_power_law
 
 CEILINGS = Ceilings([(2**15, 100.0), (2**28, 10.0)], 50.0, "float32", 2, "cpu")
 
@@ -72,59 +68,6 @@ def test_what_is_counted_is_what_is_timed():
     found = survey.against_the_roof([subject], rows, CEILINGS).iloc[0]
     assert found["phase"] == survey.UNFUSED and found["bound_ms"] / found["value"] < 1e6
     assert found["value"] > 1e-6
-
-
-def test_sweeps_vary_one_parameter_of_the_graph_or_the_model():
-    asked = []
-
-    def build(graph, **options):
-        asked.append((graph, options))
-        return Small("", nn.Identity(), 0)
-
-    varied = {"nodes": [40], "edges": [70], "degrees": ["powerlaw"], "layers": [3], "encoding": ["lap"]}
-    done = survey.sweeps("mine", build, varied, nodes=20, budget_s=0.01)
-    assert list(survey.points(done, "nodes", "encoding")["at"]) == [40, "lap"] and survey.exponents(done).empty
-    uniform = "random:seed=42,edges=100,nodes=20,degrees=uniform"
-    assert list(done) == [("mine", parameter) for parameter in varied]
-    assert asked == [
-        ("random:seed=42,edges=200,nodes=40,degrees=uniform", {}),
-        ("random:seed=42,edges=70,nodes=20,degrees=uniform", {}),
-        ("random:seed=42,edges=100,nodes=20,degrees=powerlaw", {}),
-        (uniform, {"num_layers": 3}),
-        (uniform, {"pe_type": "lap"}),
-    ]
-
-
-def swept(parameter, values, times_ms):
-    stats = tuple(RuntimeStats((ms,) * 24) for ms in times_ms)
-    fit = fit_power_law(values[:-1], times_ms[:-1]) if parameter == "nodes" else None
-    prediction = fit.predict(values[-1]) if fit else None
-    return {("dense", parameter): ScalingResult(parameter, tuple(values), stats, fit, prediction)}
-
-
-def test_an_exponent_has_its_interval_or_a_reason_and_a_prediction_the_origin_predicted():
-    n = np.array([100, 200, 400, 800, 1600])
-    done = swept("nodes", n, 0.1 + n**1.5 / 1000) | swept("kind", ["a", "b"], [1.0, 2.0])
-    (exponent,) = survey.exponents(done).to_dict("records")
-    assert exponent["value"] == pytest.approx(1.5, abs=0.02) and exponent["n"] == 4
-    (held,) = survey.held_out(done).to_dict("records")
-    assert (held["at"], held["origin"], held["interval"]) == (1600, "predicted", "95 % prediction")
-    assert held["measured"] == pytest.approx(0.1 + 1600**1.5 / 1000) and held["inside"] == "yes"
-    noisy = swept("nodes", n, np.array([1.0, 3.0, 6.0, 5.0, 30.0]))
-    (wide,) = survey.held_out(noisy).to_dict("records")
-    assert wide["high"] > 20 * wide["low"] and wide["inside"] == "too wide to tell"
-    (row,) = survey.exponents(swept("nodes", n, np.array([1.0, 3.0, 0.5, 2.0, 1.0]))).to_dict("records")
-    assert row["status"] == "unavailable" and "too few or too noisy" in row["reason"] and "value" not in row
-
-
-def test_an_encoding_is_timed_on_each_graph_once_if_it_takes_longer_than_the_budget():
-    graphs = {"small": Data(num_nodes=1), "large": Data(num_nodes=2)}
-    frame = survey.encodings(graphs, {"lap": lambda data: data, "rwse": lambda data: data}, budget_s=0.01)
-    assert [*zip(frame["graph"], frame["form"], strict=True)] == [*itertools.product(graphs, ("lap", "rwse"))]
-    assert all(len(samples) >= 6 for samples in frame["samples"]) and set(frame["unit"]) == {"ms"}
-    calls = []
-    frame = survey.encodings({"large": Data(num_nodes=1)}, {"slow": calls.append}, budget_s=1e-9)
-    assert len(frame["samples"][0]) == 1 and len(calls) == 1
 
 
 def test_memory_is_counted_but_for_the_process_s_which_is_measured_once(subjects):

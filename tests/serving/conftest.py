@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gnnlab.serving.server import Redis
+from gnnlab.serving.faults import Redis
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,8 @@ from asking import CLIENTS, STATES, ask_all, get, held, served, together, value
 from servers import until
 
 from gnnlab.errors import Unavailable
-from gnnlab.serving.load import UNRIGHT
-from gnnlab.serving.server import Redis, free_port, started, strike
+from gnnlab.serving.faults import WRONG, Redis, count_wrong, strike
+from gnnlab.serving.server import free_port, started
 
 CLIENT = CLIENTS["hybrid"]
 
@@ -62,10 +62,9 @@ def test_kills_of_a_worker_and_of_redis_under_load_change_no_answer_and_cost_non
     redis = request.getfixturevalue("redis_server") if shutil.which("redis-server") else None
     shared = {"redis": redis.url if redis else "none", "database": f"sqlite:///{tmp_path}/decisions.sqlite"}
     with started(workers=2, **shared) as (url, process):
-        places = [place % len(STATES) for place in range(600)]
         kill = partial(strike, process, redis)
-        counts = CLIENT.count_unright(together, f"{url}/predict", places, kill, each=600)
-        assert (counts["requests"], counts["strikes"], counts[UNRIGHT]) == (600, 1, 0)
+        counts = count_wrong(CLIENT, together, f"{url}/predict", 600, kill, each=600)
+        assert (counts["requests"], counts["strikes"], counts[WRONG]) == (600, 1, 0)
         assert counts["connections broken, sent again"] <= 60  # none, where the dead one had no request just then
         assert value(get(f"{url}/metrics"), "predictions_total") >= 600  # those of the dead one are counted on
         workers = process.children()
@@ -143,7 +142,8 @@ def test_a_signal_ends_it_in_order_and_its_last_lines_say_what_became_of_each_de
 OWNER = """
 import sys, time
 from pathlib import Path
-from gnnlab.serving.server import started, started_app
+from gnnlab.serving.faults import started_app
+from gnnlab.serving.server import started
 with started_app(Path(sys.argv[1])) as app, started(database="none") as (own, _):
     print(app, own, flush=True)
     time.sleep(600)

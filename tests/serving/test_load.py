@@ -1,11 +1,9 @@
-"""The client is on time, counts from the intended start, lets no wrong answer pass; what a service holds."""
+"""The client is on time, counts from the intended start, lets no wrong answer pass; max sustainable throughput."""
 
 import asyncio
 import json
 import math
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,21 +12,12 @@ from asking import CLIENTS, served
 
 from gnnlab.errors import ParityError
 from gnnlab.serving import load
+from gnnlab.serving.faults import WRONG, count_wrong
 from gnnlab.serving.load import HttpAnswer
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_serve_inference.ipynb"
 STALL_S = 0.3
 CLIENT = CLIENTS["hybrid"]
 RIGHT = HttpAnswer(200, b"", b"{}")
-
-
-@pytest.fixture(scope="module")
-def scenario():
-    """The client as it stands in the notebook."""
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    names = {"asyncio": asyncio}
-    exec("".join(next(c for c in cells if "client" in c["metadata"].get("tags", []))["source"]), names)
-    return SimpleNamespace(**names)
 
 
 def stalled_service(now):
@@ -44,11 +33,11 @@ def stalled_service(now):
     return ask
 
 
-def test_a_stall_of_the_service_counts_for_all_that_were_due_in_it(scenario):
+def test_a_stall_of_the_service_counts_for_all_that_were_due_in_it():
     async def body():
         ask = stalled_service(asyncio.get_running_loop().time)
         due_s = np.arange(0.01, 0.6, 0.01)  # of which 30 fall into the stall
-        return due_s, await scenario.open_arrivals(ask, [b""] * len(due_s), due_s)
+        return due_s, await load.open_arrivals(ask, [b""] * len(due_s), due_s)
 
     due_s, seen = load.run(body)
     latency_ms = np.array([1e3 * latency_s for _, _, latency_s in seen])
@@ -58,7 +47,7 @@ def test_a_stall_of_the_service_counts_for_all_that_were_due_in_it(scenario):
     assert (latency_ms[inside] >= left_ms[inside] - 1).all()  # a client that waits for answers would see one such
 
 
-def test_a_stall_of_the_client_itself_is_in_the_latencies_and_is_said(scenario):
+def test_a_stall_of_the_client_itself_is_in_the_latencies_and_is_said():
     async def body():
         async def ask(place):
             if place == 0:
@@ -66,7 +55,7 @@ def test_a_stall_of_the_client_itself_is_in_the_latencies_and_is_said(scenario):
             return RIGHT
 
         due_s = np.linspace(0.01, 0.2, 20)
-        return due_s, await scenario.open_arrivals(ask, range(20), due_s)
+        return due_s, await load.open_arrivals(ask, range(20), due_s)
 
     due_s, seen = load.run(body)
     for due, (late_s, _, latency_s) in zip(due_s[1:], seen[1:], strict=True):
@@ -91,16 +80,16 @@ def url():
         yield f"{url}/predict?model_type=hybrid"
 
 
-def test_a_swapped_answer_is_noticed(url, scenario):
+def test_a_swapped_answer_is_noticed(url):
     places = list(range(40))
-    assert len(CLIENT.decided(scenario.offline, url, places)) == 40
+    assert len(CLIENT.decided(load.closed_loop, url, places)) == 40
 
     async def swapped(ask, bodies):
-        return (await scenario.offline(ask, bodies))[::-1]
+        return (await load.closed_loop(ask, bodies))[::-1]
 
     with pytest.raises(ParityError, match="answer to state 0 is not the predictor's"):
         CLIENT.decided(swapped, url, places)
-    assert CLIENT.count_unright(swapped, url, places, lambda: None, each=40)[load.UNRIGHT] == 40
+    assert count_wrong(CLIENT, swapped, url, 40, lambda: None)[WRONG] == 40
 
 
 @pytest.mark.parametrize("wrong", ["node", "score", "node_id", "model_type"])
@@ -115,9 +104,9 @@ def test_an_answer_that_is_wrong_in_one_field_is_noticed(wrong, url):
         CLIENT.decided(spoilt, url, [7])
 
 
-def test_a_refused_request_counts_as_a_long_one(url, scenario):
+def test_a_refused_request_counts_as_a_long_one(url):
     async def half(ask, bodies):
-        answers = await scenario.offline(ask, bodies)
+        answers = await load.closed_loop(ask, bodies)
         return [(0.5, one if place % 2 else HttpAnswer(503, b"", b""), 1.0) for place, one in enumerate(answers)]
 
     latency_ms, late_ms = CLIENT.observed(half, url, list(range(20)))
@@ -138,50 +127,45 @@ def test_a_connection_that_breaks_says_so_and_is_opened_again(url):
     assert load.run(body).json == {"status": "live"}
 
 
-# ---- what a service holds -------------------------------------------------------------------------------------------
+# ---- max sustainable throughput --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("p99_ms", "largest"),
+    ("p99_ms", "most"),
     [
-        ([2.0, 5.0, 10.0], 400.0),  # all keep it
-        ([30.0, 5.0, 10.0], 0.0),  # what comes after the first that does not is luck
+        ([2.0, 5.0, 10.0], 400.0),  # all are within
+        ([30.0, 5.0, 10.0], 0.0),  # a rate beyond the first that exceeds it does not count
         ([5.0, 80.0, 10.0], 100 * 2**0.5),  # 20 is halfway between 5 and 80, in logarithms
         ([5.0, 20.0, 40.0], 200.0),
     ],
 )
-def test_the_largest_rate_lies_before_the_first_that_exceeds_the_bound(p99_ms, largest):
+def test_max_throughput_lies_before_the_first_rate_that_exceeds_the_slo(p99_ms, most):
     runs = pd.DataFrame({"form": "one", "requests_per_s": [100.0, 200.0, 400.0], "p99": [[ms] for ms in p99_ms]})
-    assert load.largest(runs, 20.0) == {"one": [pytest.approx(largest)]}
+    (row,) = load.max_throughput(runs, 20.0).to_dict("records")
+    assert row["samples"] == [pytest.approx(most)]
+    if most:
+        assert row["notes"] == ["a lower bound in 1 of 1 rounds"] * (most == 400)
+    else:
+        assert row["status"] == "unavailable" and row["reason"].endswith("lowest rate tried, 100 requests/s")
 
 
 CAPACITY = {"slow": 400.0, "fast": 4000.0}
 
 
-def planted(form, rate, seed):
+def planted(name, rate, seed):
     """A service whose latencies are those of M/M/1: exponential, of mean 1 / (capacity - rate)."""
-    mean_ms = 1e3 / (CAPACITY[form] - rate)
+    mean_ms = 1e3 / (CAPACITY[name] - rate)
     return np.random.default_rng(seed).exponential(mean_ms, 4000), np.full(4000, 0.1)
 
 
-def test_a_planted_capacity_is_measured_by_every_round_and_forms_may_have_fewer_of_them():
+def test_a_known_capacity_is_measured_by_every_round():
     rates = {name: [share * most for share in (0.9, 0.2, 0.4, 0.5, 0.6)] for name, most in CAPACITY.items()}
-    runs = load.over_rates(planted, {"slow": (rates["slow"], 3), "fast": (rates["fast"], 5)})
-    largest = load.largest(runs, 20.0)  # where ln(100) / (capacity - rate) is 20 ms
-    assert len(largest["slow"]) == 3 and len(largest["fast"]) == 5
-    assert np.allclose(largest["slow"], 400 - math.log(100) / 0.02, rtol=0.12)
-    assert (np.array(largest["fast"]) > 3500).all()
+    runs = load.over_rates(planted, rates, rounds=3)
+    most = load.max_throughput(runs, 20.0).set_index("form")["samples"]  # where ln(100) / (capacity - rate) is 20 ms
+    assert len(most["slow"]) == len(most["fast"]) == 3
+    assert np.allclose(most["slow"], 400 - math.log(100) / 0.02, rtol=0.12)
+    assert (np.array(most["fast"]) > 3500).all()
     assert list(runs["form"]) == ["slow"] * 5 + ["fast"] * 5
     assert list(runs["requests_per_s"]) == sorted(rates["slow"]) + sorted(rates["fast"])
     flat = runs.explode(["p50", "p99", "late"])
-    assert len(flat) == 5 * 3 + 5 * 5 and (flat["late"] == 0.1).all() and (flat["p50"] < flat["p99"]).all()
-
-
-def test_forms_of_the_same_rounds_are_compared_and_one_without_a_number_says_why():
-    spacing = {"slow": [4.0] * 6, "fast": [1.0, 1.0, 1.0, 1.0, 1.1, 0.9], "never": [math.inf] * 6}
-    frame = load.compared(spacing, "slow").set_index("form")
-    assert frame.loc["fast", "ratio"] == pytest.approx(4) and frame.loc["fast", "baseline"] == "slow"
-    assert frame.loc["fast", "ratio_low"] < 4 < frame.loc["fast", "ratio_high"]
-    assert frame.loc["never", "reason"] == "never keeps the bound at no rate in some rounds"
-    without = load.compared({"slow": [math.inf] * 2, "fast": [1.0, 1.0]}, "slow").set_index("form")
-    assert list(without["status"]) == ["unavailable"] * 2 and without.loc["fast", "reason"].startswith("slow keeps")
+    assert len(flat) == 2 * 5 * 3 and (flat["late"] == 0.1).all() and (flat["p50"] < flat["p99"]).all()

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,7 +61,3 @@ wrong_later, probes_to_nothing = partial(WrongLater, "fake", "CPU", "fake"), par
 hangs, crashes = partial(behaves, act=misbehaving.hang), partial(behaves, act=misbehaving.crash)
 raises, exits_at_once = partial(behaves, act=misbehaving.fail), partial(behaves, act=misbehaving.leave_at_once)
 runs_out_of_memory = partial(behaves, act=misbehaving.run_out_of_memory)
-
-
-def hangs_in_its_factory():
-    time.sleep(3600)

@@ -1,6 +1,6 @@
 """A lab that only records, for tests of the rows that a notebook of stages leaves in the one table."""
 
-from gnnlab.lab import claims, ledger
+from gnnlab.lab import claims, claims_report
 from gnnlab.lab.session import Lab
 from gnnlab.lab.table import Table
 
@@ -15,4 +15,4 @@ class Recorder(Lab):
         """What this table says of a claim: the figure, and its verdict. Raises `Untestable`."""
         claim = claims.catalogue()[id]
         found = claims.evaluate(claim, self.table)
-        return found, ledger._judged(claim, [self.table]).verdict.value
+        return found, claims_report._judged(claim, [self.table]).verdict.value

@@ -142,11 +142,6 @@ def fails_later(model, x, y):
     return y
 
 
-def ends_the_process():
-    """As a unit's factory."""
-    os._exit(0)
-
-
 def ends(data):
     raise SystemExit(3)
 

@@ -10,7 +10,7 @@ from nbformat import v4
 
 from gnnlab.lab import claims, plot_style, plots, report, results
 from gnnlab.lab.claims import Verdict
-from gnnlab.lab.ledger import Judged, Ledger
+from gnnlab.lab.claims_report import ClaimResult, ClaimsReport
 from gnnlab.lab.results import ResultFile
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "</style><script>alert(3)</script>"]
@@ -34,7 +34,7 @@ PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
 def judged(id, value, interval, n, why):
-    """A row of the ledger, its verdict by the interval."""
+    """A row of the claims_report, its verdict by the interval."""
     claim = claims.catalogue()[id]
     named = {name: getattr(claim, name) for name in ("id", "source", "notebook", "statement", "metric", "unit")}
     low, high = interval or (None, None)
@@ -46,7 +46,7 @@ def judged(id, value, interval, n, why):
         said = claims.verdict(claim, interval)
     numbers = {"value": value, "low": low, "high": high, "n": n, "runs": min(n, 1)}
     study = "operators" if claim.notebook == "01" else "rungs"
-    return Judged(**named, **numbers, claimed=claim.bounds, verdict=said, study=study, conditions="CPU", why=why)
+    return ClaimResult(**named, **numbers, claimed=claim.bounds, verdict=said, study=study, conditions="CPU", why=why)
 
 
 def records():
@@ -152,5 +152,5 @@ def write(folder):
     missing = [claim for id, claim in claims.catalogue().items() if id not in known]
     with pytest.MonkeyPatch.context() as patch:
         problems = results.runs_of(folder)[1]
-        patch.setattr(report.ledger, "judge", lambda _: Ledger(records(), missing, problems))
+        patch.setattr(report.claims_report, "judge", lambda _: ClaimsReport(records(), missing, problems))
         report.build_site(folder)

@@ -77,7 +77,6 @@ def test_the_installed_command_finds_a_device_in_the_current_folder_and_keeps_th
         ("odd_device:make", "odd_device:make cannot be called with nothing: missing a required argument: 'size'"),
         ("odd_devcie:make", "there is no module odd_devcie: neither installed nor as a file in"),
         ("odd_device:seven", "odd_device:seven gives a int"),
-        ("own_models:ends_the_process", "device own_models:ends_the_process: the process exited with code 0"),
     ],
 )
 def test_what_is_wrong_with_a_device_is_one_line(command, tmp_path, monkeypatch, device, why):

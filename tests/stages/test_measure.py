@@ -33,7 +33,7 @@ QUICK = Settings(budget_s=0.01)
         ({}, "10,20,torch:CPU,1"),
         ({"last": 5}, "10,20,torch:CPU,1-5"),
         ({"graph": "digits", "graph_digest": "ab"}, "10,20,torch:CPU,1,digits"),
-        ({"layer": "gat", "features": 64}, "10,20,torch:CPU,1,gat-64"),
+        ({"features": 64}, "10,20,torch:CPU,1,sage-64"),
         ({"precision": "bfloat16", "threads": 2}, "10,20,torch:CPU,1,bfloat16,2 threads"),
     ],
 )
@@ -262,7 +262,7 @@ def test_a_failure_is_tried_again_by_the_next_sweep_and_what_is_wrong_is_known(t
 
 
 @pytest.mark.parametrize("part", ["settings", "chip", "versions", "_code_digest", "graph"])
-def test_other_settings_chips_versions_code_or_graphs_are_measured_anew(tmp_path, part, monkeypatch):
+def test_other_settings_chips_versions_code_or_graphs_are_measured_again(tmp_path, part, monkeypatch):
     """Fault 8: a changed graph file kept its old time."""
     a, b = config(graph="a.csv", graph_digest="old"), config(graph="b.csv", graph_digest="old")
     run(tmp_path, [a, b], Working())

@@ -40,7 +40,7 @@ def test_a_random_graph_is_the_same_each_time_and_a_layer_is_found_by_name():
     first, second = (inputs_of(Size(5, 9), 3) for _ in range(2))
     assert torch.equal(first["x"], second["x"]) and torch.equal(first["edge_index"], second["edge_index"])
     assert layer_of("sage", 3) is layer_of("sage", 3)
-    with refused("layer 'gcn' is not known; one of sage, gat"):
+    with refused("layer 'gcn' is not known; it is sage"):
         layer_of("gcn", 3)
 
 

@@ -1,5 +1,5 @@
 """A table is numbered as documented, whichever file it is from; splitting loses and doubles no row; the best score is
-that of the truth. The planted table has the frequencies, effects and noise that it states."""
+that of the truth. The synthetic table has the frequencies, effects and noise that it states."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import refusal, refused
 
 from gnnlab.workloads.tables import TARGETS as PLANTED
-from gnnlab.workloads.tables import FeatureTable, Target, load, planted, read_columns, scores
+from gnnlab.workloads.tables import FeatureTable, Target, load, read_columns, scores, synthetic
 
 SPECS = (Target("outcome", "classes", 3), Target("phenotypes", "labels", 2))
 
@@ -199,17 +199,17 @@ def test_a_file_that_is_no_such_table_is_refused(tmp_path, name, content, part):
     assert part in no_table(tmp_path / name, content)
 
 
-# --- planted ----------------------------------------------------------------------------------------------------------
+# --- synthetic --------------------------------------------------------------------------------------------------------
 
 SMALL = (12, 9, 8, 7)
 
 
 def small(rows, **options):
-    return planted(rows, **({"cardinalities": SMALL} | options))
+    return synthetic(rows, **({"cardinalities": SMALL} | options))
 
 
 def test_the_default_is_sized_as_the_pharmacogenomic_study_and_follows_its_seed():
-    table, same, other = planted(500), planted(500), planted(500, seed=4)
+    table, same, other = synthetic(500), synthetic(500), synthetic(500, seed=4)
     assert table.field_names == ("drug", "genotype", "gene", "allele") and table.cardinalities == (600, 1200, 120, 800)
     assert len(table) == 500 and table.specs == PLANTED and table.notes == ()
     assert torch.equal(table.fields, same.fields) and not torch.equal(table.fields, other.fields)

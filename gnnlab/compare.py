@@ -17,12 +17,11 @@ from typing import Any
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
+from gnnlab.lab import results
+from gnnlab.lab.results import ResultFile
+from gnnlab.lab.table import Interval, Row
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import Estimate
-
-from . import results
-from .results import ResultFile
-from .table import Interval, Row
 
 CAUTION = (
     "The runs were not interleaved: on a shared machine that alone changes times by 5 to 20 %. Intervals hold the "

@@ -53,7 +53,7 @@ VERDICTS = {
 }
 
 
-class Judged(Strict):
+class ClaimResult(Strict):
     """One row of the report. `value` is None where the claim cannot be tested here, and `why` says what it needs."""
 
     id: str
@@ -119,11 +119,11 @@ class Judged(Strict):
 
 
 @dataclass(frozen=True)
-class Ledger:
+class ClaimsReport:
     """Every claim that the runs of a folder say something of, in the catalogue's order; what has no run; what could not
     be read, a line each."""
 
-    rows: list[Judged]
+    rows: list[ClaimResult]
     missing: list[Claim]
     problems: list[str] = field(default_factory=list)
 
@@ -136,19 +136,19 @@ class Ledger:
         }
 
 
-def judge(folder: Path) -> Ledger:
+def judge(folder: Path) -> ClaimsReport:
     """What the runs in `folder` say of the claims."""
     runs, problems = results.runs_of(folder)
     rows, every = _rows(runs), catalogue()
     missing = [claim for id, claim in every.items() if id not in rows]
-    return Ledger([rows[id] for id in every if id in rows], missing, problems)
+    return ClaimsReport([rows[id] for id in every if id in rows], missing, problems)
 
 
-def _rows(runs: Mapping[str, Runs]) -> dict[str, Judged]:
+def _rows(runs: Mapping[str, Runs]) -> dict[str, ClaimResult]:
     return {row.id: row for of_notebook in runs.values() for row in judge_runs(of_notebook)}
 
 
-def judge_runs(runs: Runs) -> list[Judged]:
+def judge_runs(runs: Runs) -> list[ClaimResult]:
     """The claims of one notebook by its runs, each with its table."""
     latest, tables = runs[0][0], [table for result, table in runs if result.status is Status.PASSED]
     claims = [claim for claim in catalogue().values() if claim.notebook == latest.notebook[:2]]
@@ -160,7 +160,7 @@ def judge_runs(runs: Runs) -> list[Judged]:
     return [_judged(claim, tables) for claim in claims]
 
 
-def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
+def _judged(claim: Claim, tables: Sequence[Table]) -> ClaimResult:
     """A claim by every table that says something of it, a table a run."""
     between, evidence, reasons = claim.of.stat == "same verdict", [], []
     for of_run in [tables] if between else [[table] for table in tables]:
@@ -183,9 +183,9 @@ def _judged(claim: Claim, tables: Sequence[Table]) -> Judged:
     return _row(claim, judged, **asdict(figure), runs=runs, conditions=_conditions(rows), why="; ".join(parts))
 
 
-def _row(claim: Claim, judged: Verdict, **fields: Any) -> Judged:
+def _row(claim: Claim, judged: Verdict, **fields: Any) -> ClaimResult:
     named = claim.model_dump(include={"id", "source", "notebook", "statement", "metric"})
-    return Judged(**named, unit=claim.unit, claimed=claim.bounds, study=claim.of.study, verdict=judged, **fields)
+    return ClaimResult(**named, unit=claim.unit, claimed=claim.bounds, study=claim.of.study, verdict=judged, **fields)
 
 
 def _conditions(rows: Sequence[Row]) -> str:
@@ -223,7 +223,7 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
     rows = [(result, row, table) for of_notebook in runs.values() for result, table in of_notebook for row in table]
     problems += [f"{result.notebook}: {line}" for result, row, table in rows for line in differences(row, table)]
     claims = read_json(Path(folder) / RECORD, "gnnlab report writes it")["claims"]
-    stored, now = {row["id"]: Judged(**row) for row in claims}, _rows(runs)
+    stored, now = {row["id"]: ClaimResult(**row) for row in claims}, _rows(runs)
     for id in dict.fromkeys([*stored, *now]):
         one, other = stored.get(id), now.get(id)
         if not (one and other and one.verdict is other.verdict and _same(one.numbers, other.numbers)):

@@ -1,4 +1,4 @@
-"""The ledger follows from rows, samples and rules alone, is printed as it is, and is computed again from its files."""
+"""The claims report follows from rows, samples and rules alone, and is computed again from its files."""
 
 import io
 import json
@@ -10,10 +10,10 @@ from rich.console import Console
 from table_rows import TORCH, counted, raced
 
 from gnnlab import files
-from gnnlab.commands.claims import of_ledger
+from gnnlab.commands.claims import of_report
 from gnnlab.errors import Untestable
 from gnnlab.files import write_json
-from gnnlab.lab import claims, ledger, ratios
+from gnnlab.lab import claims, claims_report, ratios
 from gnnlab.lab.claims import Claim, Verdict
 from gnnlab.lab.table import Table, row
 
@@ -68,24 +68,27 @@ def test_what_cannot_be_judged_says_what_it_needs(of, table, needs):
 @pytest.mark.parametrize(("mul", "expected"), [(120, Verdict.REPRODUCED), (119, Verdict.REFUTED)])
 def test_counts_hold_only_if_all_of_them_do(mul, expected):
     of = claim(equals={"mul": 120, "mm": 40}, metric="count", claimed=(120, 120))
-    judged = ledger._judged(of, [Table(counted(mul=mul, mm=40))])
+    judged = claims_report._judged(of, [Table(counted(mul=mul, mm=40))])
     assert judged.verdict is expected and "mul" in judged.why
 
 
 def test_what_differs_between_runs_is_in_the_interval_and_their_number_in_the_row():
     tables = [raced({"fast": gain}, seed=seed) for seed, gain in enumerate((1.0, 1.2, 1.45, 1.3, 1.1))]
-    one, five = ledger._judged(claim(form="fast"), tables[2:3]), ledger._judged(claim(form="fast"), tables)
+    one, five = (
+        claims_report._judged(claim(form="fast"), tables[2:3]),
+        claims_report._judged(claim(form="fast"), tables),
+    )
     assert (one.runs, five.runs) == (1, 5)
     assert one.verdict is Verdict.REPRODUCED and five.verdict is Verdict.REPRODUCED
     assert five.high - five.low > 3 * (one.high - one.low)
-    two = ledger._judged(claim(form="fast"), tables[:2])
+    two = claims_report._judged(claim(form="fast"), tables[:2])
     assert (two.low, two.verdict) == (None, Verdict.INCONCLUSIVE) and "no 95 % interval of n = 80 in 2 runs" in two.why
 
 
 def test_a_folder_is_judged_from_its_files_alone(tmp_path, result_file):
     table = raced({"all together": 1.43, "compile": 1.0}, cells=(1, 8, 16, 32, 64), study="symptom_ladder")
     run_folders.put(tmp_path, result_file(notebook="02_optimize_gnn"), table)
-    judged = ledger.judge(tmp_path)
+    judged = claims_report.judge(tmp_path)
     verdicts = {row.id: row.verdict.value for row in judged.rows}
     known = {"gat.optimized": "reproduced", "gat.compile": "refuted", "gat.compile_cuda": "untestable here"}
     assert known.items() <= verdicts.items()
@@ -98,14 +101,14 @@ def test_the_share_of_equal_verdicts_needs_two_runs():
         raced({"all together": 1.43, "compile": gain}, cells=(1, 8, 16, 32, 64), study="symptom_ladder", seed=seed)
         for seed, gain in enumerate((1.0, 1.0, 1.15))
     ]
-    assert ledger._judged(of, tables[:1]).verdict is Verdict.UNTESTABLE
-    assert ledger._judged(of, tables[:2]).value == 1
-    assert ledger._judged(of, tables).value < 1
+    assert claims_report._judged(of, tables[:1]).verdict is Verdict.UNTESTABLE
+    assert claims_report._judged(of, tables[:2]).value == 1
+    assert claims_report._judged(of, tables).value < 1
 
 
 def test_a_notebook_that_was_skipped_leaves_its_claims_untestable_with_the_reason(result_file):
     skipped = result_file(notebook="02_optimize_gnn", status="skipped", reason="no CUDA device here")
-    judged = ledger.judge_runs([(skipped, Table())])
+    judged = claims_report.judge_runs([(skipped, Table())])
     assert {j.verdict for j in judged} == {Verdict.UNTESTABLE} and {j.why for j in judged} == {"no CUDA device here"}
 
 
@@ -125,17 +128,17 @@ CATALOGUE = [
 
 @pytest.fixture
 def stored(tmp_path, result_file, monkeypatch):
-    """Three runs of notebook 01 and their ledger, by a small catalogue."""
+    """Three runs of notebook 01 and their claims_report, by a small catalogue."""
     entries = [
         Claim(**{"notebook": "01", "metric": "ratio", "statement": "[red]faster[/red]"} | row) for row in CATALOGUE
     ]
-    monkeypatch.setattr(ledger, "catalogue", lambda: {claim.id: claim for claim in entries})
+    monkeypatch.setattr(claims_report, "catalogue", lambda: {claim.id: claim for claim in entries})
     for run in ("a", "b", "c"):
         rows = raced({"gnnlab": 2.0}, study="gat_layer", rounds=20, noise=0.01, seed=ord(run))
         rows.put(ratios.summarized(rows, "gat_layer", "gnnlab", how="worst"))
         rows.put(*counted("calls", arange=7))
         run_folders.put(tmp_path, result_file(notebook="01_a", run=run), rows, at=run)
-    files.write_json(tmp_path / ledger.RECORD, ledger.judge(tmp_path).to_dict())
+    files.write_json(tmp_path / claims_report.RECORD, claims_report.judge(tmp_path).to_dict())
     return tmp_path
 
 
@@ -143,7 +146,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
     console = Console(width=200, record=True, file=io.StringIO())
     (stored / "02_x/a").mkdir(parents=True)
     (stored / "02_x/a/result.json").write_text("{")
-    console.print(of_ledger(ledger.judge(stored)))
+    console.print(of_report(claims_report.judge(stored)))
     text = console.export_text()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
     cells = {row[0]: row[1:7] for row in rows if len(row) > 6}
@@ -155,7 +158,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
     assert cells["goal.gat"][0] == "at least 1.5×" and "goals: met 1, missed 1" in of_goals
     assert "not measured here: 1 of notebook 02" in of_goals
     assert "02_x/a/result.json is not a result file of this version" in of_goals
-    assert ledger.judge(stored).to_dict()["not_measured"] == ["other.claim"]
+    assert claims_report.judge(stored).to_dict()["not_measured"] == ["other.claim"]
 
 
 # ---- computed again
@@ -163,7 +166,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
 
 def test_stored_results_follow_from_their_samples(stored):
     summary = "rows computed again from their samples: 12 of 15, the others have none; "
-    assert ledger.recompute(stored) == (True, [summary + "claims and goals judged again: 5; all is as stored"])
+    assert claims_report.recompute(stored) == (True, [summary + "claims and goals judged again: 5; all is as stored"])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_stored_results_follow_from_their_samples(stored):
         ("01_a/b/result.json", ["rows", 2, ("ratio",)], 1.001, "01_a: gat_layer, a: gnnlab"),
         ("01_a/b/result.json", ["rows", 3, ("value",)], 1.001, "01_a: gat_layer_summary, worst: gnnlab"),
         ("01_a/b/result.json", ["rows", 4, ("value", "low", "high")], 2, "gat.calls: stored reproduced 7"),
-        (ledger.RECORD, ["claims", 0, ("value",)], 1.001, "gat.faster: stored reproduced"),
+        (claims_report.RECORD, ["claims", 0, ("value",)], 1.001, "gat.faster: stored reproduced"),
     ],
 )
 def test_a_digit_that_was_changed_is_named_with_the_verdict_that_rests_on_it(stored, file, where, by, line):
@@ -182,11 +185,11 @@ def test_a_digit_that_was_changed_is_named_with_the_verdict_that_rests_on_it(sto
     for name in names:
         content[part][place][name] *= by
     write_json(stored / file, content)
-    follows, lines = ledger.recompute(stored)
+    follows, lines = claims_report.recompute(stored)
     assert not follows and any(each.startswith(line) for each in lines)
 
 
-def test_a_ledger_that_is_missing_is_one_line(stored):
-    (stored / ledger.RECORD).unlink()
+def test_a_report_that_is_missing_is_one_line(stored):
+    (stored / claims_report.RECORD).unlink()
     with refused("claims.json.*gnnlab report writes it"):
-        ledger.recompute(stored)
+        claims_report.recompute(stored)

@@ -13,9 +13,9 @@ In place of `edge_index` the graphs read what `preprocess` makes, once for a gra
 | `col` | (E + 1), int32 | their sources, then a 0 |
 | `order` | (E + 1), int32 | where they stand in `edge_index`, then a 0 |
 
-OpenVINO refuses a bag that begins where the indices end, as those of nodes without edges at the end of a graph do. So
-there is one more index, and E at the end of `rowptr` begins a bag that holds it: a padding node's, whose row nobody
-reads.
+OpenVINO refuses a segment that begins where the indices end, as those of nodes without edges at the end of a graph do.
+So there is one more index, and E at the end of `rowptr` begins a segment that holds it: a padding node's, whose row
+nobody reads.
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ from gnnlab.errors import GnnlabError
 from gnnlab.workloads.staged import StagedLayer
 from gnnswap.neighbours import Neighbours
 
-LAYER = "sage"  # the layer whose blocks are built
 GATHER, MESSAGE, SUM, COUNT, NORMALIZE, TRANSFORM, ACTIVATE = range(1, 8)
 INDICES = ("rowptr", "col", "order")
 
 
 def reads(layer: StagedLayer, first: int, last: int) -> tuple[str, ...]:
     """The inputs of the graph of a block, in order. Raises `GnnlabError`: a block that needs no hand-built graph."""
-    if layer.name != LAYER:
-        raise GnnlabError(f"{layer.name}: hand-built graphs are of a {LAYER} layer")
     block = layer.block(first, last)
     if not block.reduces:
         raise GnnlabError(f"stages {first}-{last} sum over no neighbours; export them by openvino or onnx")
@@ -71,33 +68,34 @@ def preprocess(names: Iterable[str], values: Mapping[str, np.ndarray]) -> dict[s
     """
     edge_index, nodes = torch.as_tensor(values["edge_index"]), int(values["x"].shape[0])
     if edge_index.shape[1] == 0:
-        raise GnnlabError("a graph without edges has no bags; use the models that read edge_index")
+        raise GnnlabError("a graph without edges has nothing to sum; use the models that read edge_index")
     neighbours = Neighbours.prepare(edge_index, nodes)
-    arrays = {name: getattr(neighbours, name).int().numpy() for name in names if name in INDICES}
+    sorted_by = {"rowptr": neighbours.rowptr, "col": neighbours.col, "order": neighbours.permutation}
+    arrays = {name: sorted_by[name].int().numpy() for name in names if name in INDICES}
     return {name: a if name == "rowptr" else np.append(a, np.int32(0)) for name, a in arrays.items()}
 
 
 def _stage(number: int, known: dict[str, ov.Node], layer: StagedLayer, first: int) -> ov.Node:
     """What a stage from the sum on writes, in a block that begins with stage `first`."""
-    bags = first <= SUM  # then means are those of bags, with the padding node's row
+    padded = first <= SUM  # then means have the padding node's row
     if number == SUM:
-        return _bags(known, first, "sum")
+        return _segment_sum(known, first, "sum")
     if number == COUNT:  # edges into each node, (N) float32
         return op.convert(op.subtract(_slice(known["rowptr"], 1, 2**31 - 1), _slice(known["rowptr"], 0, -1)), "f32")
-    if number == NORMALIZE and bags:
-        return _bags(known, first, "mean")
+    if number == NORMALIZE and padded:
+        return _segment_sum(known, first, "mean")
     if number == NORMALIZE:
         return op.divide(known["sums"], op.unsqueeze(op.maximum(known["counts"], np.float32(1)), 1))
     if number == ACTIVATE:
         return op.relu(known["hidden"])
     module = layer.stages[TRANSFORM - 1].module
-    means = _slice(known["means"], 0, -1) if bags else known["means"]
+    means = _slice(known["means"], 0, -1) if padded else known["means"]
     mean = op.add(op.matmul(means, module.lin_l.weight.numpy(), False, True), module.lin_l.bias.numpy())
     return op.add(mean, op.matmul(known["x"], module.lin_r.weight.numpy(), False, True))
 
 
-def _bags(known: dict[str, ov.Node], first: int, reduction: str) -> ov.Node:
-    """Sums or means over neighbours, (N + 1, F); of empty bags 0. The last row is the padding node's."""
+def _segment_sum(known: dict[str, ov.Node], first: int, reduction: str) -> ov.Node:
+    """Sums or means over neighbours, (N + 1, F); of no edges 0. The last row is the padding node's."""
     rows, index = ("x", "col") if first == GATHER else ("x_j" if first == MESSAGE else "messages", "order")
     return opset15.embedding_bag_offsets(known[rows], known[index], known["rowptr"], reduction=reduction)
 

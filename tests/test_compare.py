@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from gnnlab import compare
 from gnnlab.commands.compare import of_comparison
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import compare
 from gnnlab.lab.table import Table, row
 from gnnlab.measure.estimates import Estimate
 
