@@ -11,6 +11,7 @@ An error is one line: {"error": "node 'a': Expected `float` <= 1.0 - at `$.nodes
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import logging
 import re
@@ -120,6 +121,7 @@ class App:
         with ThreadPoolExecutor(1, thread_name_prefix="gnnlab-large") as self._thread:
             self._thread.submit(int).result()  # a thread that cannot start ends the process here, not a request later
             async with self.service:  # uvicorn stops where this raises
+                gc.freeze()  # a pass over all that was loaded until here would hold up answers for some 80 ms
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
         await send({"type": "lifespan.shutdown.complete"})
