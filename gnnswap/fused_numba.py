@@ -356,7 +356,8 @@ def softmax_aggregate(y, e, relu, t, out, log_sum, spread, ptr, col, ids, block,
 @_inner
 def _softmax_part(row, edge, relu, t, whole, mean, scale, sent, f):
     v, one = _message(row, edge, relu, f), row.dtype.type(1)
-    part = sent[f] * _exp(t * v - scale[f]) * (one + whole * (v - mean[f]))
+    slope = one + whole * (v - mean[f]) if whole else one  # v may be infinite, and 0 * v not 0
+    part = sent[f] * _exp(t * v - scale[f]) * slope
     return _rectified(part, row, edge, relu, f)
 
 

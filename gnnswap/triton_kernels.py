@@ -418,7 +418,11 @@ def softmax_aggregate_back(
         j, j_mask, i, i_mask = _ends(row, n, some[None, :], both, to_edge is not None)
         value = _message(y, edge, j, at, f, j_mask, both, W, RELU, ACC)
         mean, shift = _load(out, i, f, i_mask, W, ACC), _load(log_sum, i, f, i_mask, W, ACC)
-        sent = _load(grad, i, f, i_mask, W, ACC) * tl.exp(t * value - shift) * (1.0 + whole * (value - mean))
+        sent = (
+            _load(grad, i, f, i_mask, W, ACC)
+            * tl.exp(t * value - shift)
+            * tl.where(whole == 0, 1.0, 1.0 + whole * (value - mean))
+        )
         if RELU:
             sent = tl.where(value <= 0, 0.0, sent)
         if to_edge is not None:
