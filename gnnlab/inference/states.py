@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import attrgetter, itemgetter
+from sys import getsizeof
 from threading import Lock
 from typing import Annotated, Any, NamedTuple
 
@@ -156,8 +157,8 @@ class TopologyCache:
         with self._lock, suppress(KeyError):
             return self._entries[key][0]
         made = _topology(node_ids, links)
-        characters = sum(map(len, node_ids)) + sum(map(len, chain.from_iterable(links)))
-        size = made.most_bytes + 4 * characters + 200 * (len(node_ids) + len(links))
+        parts = chain([node_ids, links], node_ids, links, chain.from_iterable(links))
+        size = made.most_bytes + sum(map(getsizeof, parts))
         if size <= self._entries.maxsize // 8:
             with self._lock:
                 self._entries[key] = made, size

@@ -73,10 +73,12 @@ def test_each_process_makes_both_and_times_them_in_turns():
     assert raced.before_ms.value > raced.after_ms.value and raced.memory is None and raced.device == "cpu"
 
 
-def test_it_ends_after_a_first_process_that_is_enough():
+@pytest.mark.parametrize(("enough", "processes"), [(True, 1), (False, 3)])
+def test_it_ends_after_a_first_process_that_is_enough(enough, processes):
+    asked = []
     forms = made("sleeps", seconds=0.001), made("sleeps", seconds=0.004), X
-    raced = versus(*forms, processes=3, seconds=0.05, enough=lambda first: first.high < 1)
-    assert len(raced.processes) == 1 and raced.speed.high < 1
+    raced = versus(*forms, processes=3, seconds=0.05, enough=lambda first: asked.append(first.value) or enough)
+    assert len(raced.processes) == processes and asked == [raced.processes[0].value]
 
 
 def test_an_environment_is_that_of_after_alone():
