@@ -1,4 +1,4 @@
-"""The service's tables, in SQLite by default or in PostgreSQL by its URL.
+"""The service's tables, in SQLite or in PostgreSQL, by its URL.
 
 engine = engine_of(settings.database_url)
 metadata.create_all(engine)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 from edge_states import S2_STATE, random_state
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gnnlab.inference.predictor import Decision
 from gnnlab.inference.states import check
@@ -111,7 +112,8 @@ async def until(condition):
         await asyncio.sleep(0.02)
 
 
-def test_a_decision_has_a_row_and_so_has_each_node_and_the_guides_indexes_are_there(url):
+def test_a_decision_has_a_row_and_so_has_each_node_and_the_guides_indexes_are_there(url, monkeypatch):
+    monkeypatch.setattr(recorder, "ROWS", 4)  # of a statement
     states = [random_state(5, seed) for seed in range(3)]
     recorded(url, *states)
     decisions, reports = rows(url), rows(url, network_metrics)
@@ -124,6 +126,15 @@ def test_a_decision_has_a_row_and_so_has_each_node_and_the_guides_indexes_are_th
     indexes = in_database(url, lambda c: [i for table in tables for i in sa.inspect(c).get_indexes(table)])
     expected = {"idx_prediction_time": ["created_at"], "idx_node_timestamp": ["node_id", "timestamp"]}
     assert {index["name"]: index["column_names"] for index in indexes} == expected
+
+
+@pytest.mark.parametrize(
+    ("dialect", "mark"), [(sqlite.dialect(), "?"), (postgresql.dialect(paramstyle="format"), "%s")]
+)
+def test_a_statement_of_many_rows_has_a_mark_for_each_value_and_nothing_behind_them(dialect, mark):
+    text = recorder._insert(predictions, 3, dialect)
+    row = f"({', '.join([mark] * 8)})"
+    assert text.endswith(f" VALUES {row}, {row}, {row}")
 
 
 @pytest.mark.parametrize("node_id", ["a\0b", "é" * 5000, "'; DROP TABLE predictions; --"])
