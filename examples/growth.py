@@ -25,7 +25,7 @@ FIRST = "first call over a later one"
 KEYS = ("nodes", "edges", "phase", "quantity")
 
 
-def forms(model: str, nodes: int, edges: int, phase: str, device: str = "cpu") -> list[Made]:
+def variants(model: str, nodes: int, edges: int, phase: str, device: str = "cpu") -> list[Made]:
     """PyG's model, the fast one, and the graph that both are called with, to be made in a fresh process."""
     size = {"nodes": nodes, "edges": edges, "device": device}
     made = [Made("examples.growth:call", {"model": model, "phase": phase, "fast": fast, **size}) for fast in (0, 1)]
@@ -49,21 +49,21 @@ def graph(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def measured(model: str, nodes: int, edges: int, phase: str, device: str = "cpu", seconds: float = 0.5) -> pd.DataFrame:
-    """Time, peak memory with model and graph, and the first call over a later one, of both forms: rows of the lab.
+    """Time, peak memory with model and graph, and the first call over a later one, of both variants: rows of the lab.
 
     `seconds` of sampling in one fresh process; two more watch the memory.
     """
-    both = forms(model, nodes, edges, phase, device)
+    both = variants(model, nodes, edges, phase, device)
     raced = versus(*both, processes=1, seconds=seconds, mode="plain", tolerance=1e-4, memory=True)
     net = MODELS[model](FEATURES, HIDDEN, num_layers=2)
     resident = (sum(p.nbytes for p in net.parameters()) + 4 * FEATURES * nodes + 16 * edges) / MIB
     found = []
-    for form, ms, peak in (
+    for variant, ms, peak in (
         ("PyG", raced.before_ms, raced.memory.before),
         ("gnnlab", raced.after_ms, raced.memory.after),
     ):
-        row = {"form": f"{model}, {form}", "nodes": nodes, "edges": edges, "phase": phase, "better": "lower"}
-        row |= {"origin": "measured", "parity_error": raced.error if form == "gnnlab" else None}
+        row = {"variant": f"{model}, {variant}", "nodes": nodes, "edges": edges, "phase": phase, "better": "lower"}
+        row |= {"origin": "measured", "parity_error": raced.error if variant == "gnnlab" else None}
         single = {"statistic": "single", "interval": "none", "n": 1}
         interval = CONFIDENCE if ms.interval else "none"
         time = {"value": ms.value, "low": ms.low, "high": ms.high, "n": ms.n, "statistic": "median"}

@@ -1,6 +1,6 @@
 """gnnlab: what a graph neural network costs on your machine, and what makes it faster.
 
-race_forms              two or more functions: equal results first, then times, ratios and intervals
+race_variants              two or more functions: equal results first, then times, ratios and intervals
 require_equal           raises where results differ by more than a tolerance
 profile_forward         time of a forward pass
 profile_training_step   time of a forward and backward pass
@@ -23,7 +23,7 @@ _MODULE_OF = {
     "profile_memory_usage": "gnnlab.profile.memory",
     "profile_operators": "gnnlab.profile.operators",
     "profile_training_step": "gnnlab.profile.runtime",
-    "race_forms": "gnnlab.measure.race",
+    "race_variants": "gnnlab.measure.race",
     "require_equal": "gnnlab.measure.race",
 }
 __all__ = sorted(name for name in _MODULE_OF if name != "Lab" or find_spec("IPython"))

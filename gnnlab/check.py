@@ -1,7 +1,7 @@
-"""A claim of one's own in a file: a form before, a form after, their inputs, and what is claimed of them.
+"""A claim of one's own in a file: a variant before, a variant after, their inputs, and what is claimed of them.
 
     before = GCNConv(64, 64).eval()             # any callable or module
-    after = fast_form(before)
+    after = fast_variant(before)
     inputs = {"x": x, "edge_index": edge_index} # by the names of arguments, a tuple, or a function that makes either
     claim = "1.5x, half the memory"
 
@@ -97,13 +97,13 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
 def described(path: str, inputs: str | None) -> dict[str, Any]:
     """Claim, mode and tolerance of a file, and what was read, for JSON."""
     claim = read(Path(path), inputs)
-    forms = ", ".join(f"{name} {_named(getattr(claim, name))}" for name in ("before", "after"))
-    line = f"{inputs or path}: inputs {models.shapes(claim.inputs)}; {forms}"
+    variants = ", ".join(f"{name} {_named(getattr(claim, name))}" for name in ("before", "after"))
+    line = f"{inputs or path}: inputs {models.shapes(claim.inputs)}; {variants}"
     return claim.model_dump(include={"claim", "mode", "tolerance"}) | {"read": line}
 
 
-def _named(form: Callable[..., Any]) -> str:
-    return getattr(form, "__qualname__", type(form).__name__)
+def _named(variant: Callable[..., Any]) -> str:
+    return getattr(variant, "__qualname__", type(variant).__name__)
 
 
 @cache
@@ -124,12 +124,12 @@ def measure(
     inputs: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[str, str, Versus]:
-    """The claim of a file, a line on what was read, and the race of its forms in fresh processes, `seconds` of sampling
-    in each; `tell` gets that line, what it costs, then a line of each process. `inputs`: a `module:function` that gives
-    the inputs in place of the file.
+    """The claim of a file, a line on what was read, and the race of its variants in fresh processes, `seconds` of
+    sampling in each; `tell` gets that line, what it costs, then a line of each process. `inputs`: a `module:function`
+    that gives the inputs in place of the file.
 
     Raises:
-        GnnlabError: `read` refuses the file, a form fails, hangs or ends its process, or results differ.
+        GnnlabError: `read` refuses the file, a variant fails, hangs or ends its process, or results differ.
     """
     given = {"path": str(path), "inputs": inputs}
     with Worker() as worker:

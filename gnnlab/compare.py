@@ -30,7 +30,7 @@ CAUTION = (
 SAME = "no difference seen"
 WORDS = {"lower": ("better", "worse"), "higher": ("worse", "better"), "neither": ("lower", "higher")}  # fell, rose
 BUSY = ("load", "others_percent", "steal_percent", "finished")  # of an environment: how busy it was
-KEYS = ["notebook", "study", "keys", "form", "of"]
+KEYS = ["notebook", "study", "keys", "variant", "of"]
 Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
 Numbers = dict[tuple[str, ...], list[tuple[Row, Estimate | None]]]  # by `KEYS`: of each run; None without a value
 
@@ -97,7 +97,7 @@ def _numbers(notebooks: Iterable[Sequence[ResultFile]]) -> Numbers:
     seen: Numbers = {}
     for runs in notebooks:
         for latest, row in [(runs[0], row) for result in runs for row in result.rows]:
-            key = latest.notebook, row.study, ", ".join(f"{k} {v}" for k, v in sorted(row.keys.items())), row.form
+            key = latest.notebook, row.study, ", ".join(f"{k} {v}" for k, v in sorted(row.keys.items())), row.variant
             value = None if row.value is None else row.estimate
             if value and row.interval not in (Interval.CONFIDENCE, Interval.EXACT):
                 value = Estimate(row.value, None, None, row.n)

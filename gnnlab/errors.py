@@ -26,7 +26,7 @@ class Unavailable(GnnlabError):
 
 
 class ParityError(GnnlabError):
-    """Two forms do not compute the same, so that their times must not be compared."""
+    """Two variants do not compute the same, so that their times must not be compared."""
 
 
 class Untestable(GnnlabError):

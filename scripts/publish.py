@@ -89,7 +89,7 @@ def models_of(tables: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
                 gains.append({**row.keys, "threads": row.threads, "over_pyg": over[0], "over_best": over[1]})
         new += [{**row.keys, "over_pyg": row.ratio} for row in table.select(NEW, "gnnlab") if row.ratio]
         rows = [row for row in table.select(GROWTH) if row.value is not None and row.keys["edges"] >= LEAST_EDGES]
-        grown += [{**row.keys, "form": row.form, "value": row.value} for row in rows]
+        grown += [{**row.keys, "variant": row.variant, "value": row.value} for row in rows]
     return {WHOLE: _pooled(gains, gmean), NEW: _pooled(new, "median"), GROWTH: _pooled(grown, "median")}
 
 
@@ -314,9 +314,9 @@ def growth(machines: Documents) -> list[str]:
         return []
     edges, rows = grown["edges"].max(), []
     grown = grown[grown["edges"] == edges]
-    grown[["model", "form"]] = grown["form"].str.split(", ", n=1, expand=True)
+    grown[["model", "variant"]] = grown["variant"].str.split(", ", n=1, expand=True)
     for (machine, model), cells in grown.groupby(["machine", "model"], sort=False):
-        values = cells.set_index(["phase", "quantity", "form"])["value"]
+        values = cells.set_index(["phase", "quantity", "variant"])["value"]
         first = values.get(("forward", FIRST_CALL, "gnnlab"))
         both = [_before_and_after(values, *column) for column in GROWN.values()]
         rows.append((model, machine, *both, "" if first is None else number(first)))
@@ -335,7 +335,7 @@ def _models(machines: Documents, study: str) -> pd.DataFrame:
 
 def _before_and_after(values: pd.Series, phase: str, quantity: str, per: float) -> str:
     """ "4 → 0.5", "does not fit → 2.5"; nothing where neither was measured."""
-    pair = [values.get((phase, quantity, form)) for form in ("PyG", "gnnlab")]
+    pair = [values.get((phase, quantity, variant)) for variant in ("PyG", "gnnlab")]
     return "" if pair == [None, None] else " → ".join("does not fit" if v is None else number(v / per) for v in pair)
 
 

@@ -29,11 +29,11 @@ now = 0.0
 timing.race.__kwdefaults__["clock"] = lambda: now  # a busy machine's would add what was not asked for
 
 def takes(seconds):
-    def form(x):
+    def variant(x):
         global now
         now += seconds
         return torch.cat([x, x])
-    return form
+    return variant
 
 before, after = takes({before}), takes({after})
 inputs = (torch.ones(1000),)
@@ -153,11 +153,11 @@ def test_what_cannot_be_judged_ends_with_code_2_and_one_line(tmp_path, check, in
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_forms_of_an_example_agree(path):
+def test_the_variants_of_an_example_agree(path):
     given = {"path": str(path), "inputs": None}
-    forms = {name: Made("gnnlab.check:part", given | {"name": name}) for name in ("before", "after", "inputs")}
+    variants = {name: Made("gnnlab.check:part", given | {"name": name}) for name in ("before", "after", "inputs")}
     mode, tolerance = (check_file.read(path).model_dump()[name] for name in ("mode", "tolerance"))
-    sides = {name: asdict(made) for name, made in forms.items()}
+    sides = {name: asdict(made) for name, made in variants.items()}
     raced = race(**sides, mode=mode, tolerance=tolerance, seconds=0.01)
     assert raced["error"] <= 1e-5 and len(raced["before"]) == len(raced["after"]) >= 12
 

@@ -30,7 +30,7 @@ CONDITIONS = {"device": "CPU", "runtime": "torch", "precision": "float32", "thre
 
 def time(value, half=0.0, **changes):
     """A measured row; without `half` its samples have no interval."""
-    fields = {"study": "forward", "form": "PyG", "origin": "measured", "statistic": "median", "unit": "ms", "n": 50}
+    fields = {"study": "forward", "variant": "PyG", "origin": "measured", "statistic": "median", "unit": "ms", "n": 50}
     fields |= {"better": "lower", "value": value, "interval": "95 % confidence", **CONDITIONS}
     if half:
         fields |= {"low": value - half, "high": value + half}
@@ -61,7 +61,7 @@ def changes(tmp_path, write):
 
 def raced(ratio, half, **changes):
     ends = {"ratio_low": ratio - half, "ratio_high": ratio + half} if half else {}
-    return time(10, 0.1, **{"form": "gnnlab", "baseline": "PyG", "ratio": ratio, **ends} | changes)
+    return time(10, 0.1, **{"variant": "gnnlab", "baseline": "PyG", "ratio": ratio, **ends} | changes)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_conditions_of_a_row_that_differ_are_said_with_it_and_those_of_all_rows_
 
 
 def test_rows_of_one_side_only_are_listed_and_why(tmp_path, write):
-    absent = row(study="cuda", form="PyG", status="unavailable", reason="no CUDA", origin="measured", unit="ms",
+    absent = row(study="cuda", variant="PyG", status="unavailable", reason="no CUDA", origin="measured", unit="ms",
                  better="lower", **CONDITIONS)  # fmt: skip
     a = write(tmp_path / "a", time(1, 0.1), time(1, 0.1, study="gone"), time(1, 0.1, study="cuda"))
     b = write(tmp_path / "b", time(1, 0.1), time(1, 0.1, study="new", keys={"size": 3}), absent)
@@ -173,7 +173,7 @@ def test_what_cannot_be_compared_is_one_clear_line(tmp_path, write):
 
 def test_the_terminal_says_it_all_whatever_names_hold(tmp_path, write):
     parameters = count(169856, study="parameters")
-    odd = {"study": "[red]x", "form": "[/b]"}
+    odd = {"study": "[red]x", "variant": "[/b]"}
     a = write(tmp_path / "a", time(10, 0.1), parameters, time(1, 0.1, **odd, origin="simulated"))
     b = write(tmp_path / "b", time(8, 0.1), parameters, time(2, 0.1, **odd), params_set="full")
     comparison = compare.compare(a, b)

@@ -38,7 +38,7 @@ def plant(root, name, params_set="full", n=9, **rows):
 @pytest.fixture
 def two(tmp_path):
     slow, fast, wide, none = (0.9, (0.88, 0.92)), (1.43, (1.42, 1.44)), (1.1, (0.9, 1.3)), (None, None)
-    plant(tmp_path, "amd", gat__optimized=slow, gat__compile=slow, gat__cached_ids=fast, goal__gat_hoisted=fast)
+    plant(tmp_path, "amd", gat__optimized=slow, gat__compile=slow, gat__cached_ids=fast, goal__gat_constant_output=fast)
     plant(tmp_path, "amd", "quick", n=3, gat__optimized=wide, gat__compile=none)  # rests on fewer samples
     plant(tmp_path, "intel", gat__optimized=slow, gat__compile=fast, gat__cached_ids=(1.1, (1.08, 1.12)))
     (tmp_path / publish.FOLDER / "amd/kernels.json").write_text('{"rows": []}')  # is no reference run
@@ -51,7 +51,7 @@ def test_where_machines_agree_and_where_advice_pays_on_one_only(two):
         "gat.optimized": "all: refuted",
         "gat.compile": "pays on intel, not on amd",
         "gat.cached_ids": "all: reproduced",
-        "goal.gat_hoisted": "amd only",
+        "goal.gat_constant_output": "amd only",
     }
     assert [claim.is_goal for claim, *_ in rows] == [False, False, False, True]
 
@@ -116,10 +116,10 @@ def run(gnnlab=1.0, leave_out=(), peak=2048.0):
     races += [
         ("new_graph", {"layer": layer, "graph": "digits"}, {"gnnlab": ms}) for layer, ms in (("GCN", 2), ("GAT", 4))
     ]
-    for study, keys, forms in races:
+    for study, keys, variants in races:
         put(table, study, keys, "PyG", 8 * noise)
-        for form in forms.keys() - set(leave_out):
-            put(table, study, keys, form, forms[form] * noise, ("PyG", 8 * noise))
+        for variant in variants.keys() - set(leave_out):
+            put(table, study, keys, variant, variants[variant] * noise, ("PyG", 8 * noise))
     single = {**TORCH, "study": "growth", "n": 1, "better": "lower", "statistic": "single", "origin": "measured"}
     for phase, quantity, unit, values in (
         ("forward", "time", "ms", (4000.0, 500.0)),
@@ -127,9 +127,9 @@ def run(gnnlab=1.0, leave_out=(), peak=2048.0):
         ("forward", "first call over a later one", "x", (1.0, 2.5)),
     ):
         keys = {"nodes": 100, "edges": 2_000_000, "phase": phase, "quantity": quantity}
-        for form, value in zip(("GCN, PyG", "GCN, gnnlab"), values, strict=True):
+        for variant, value in zip(("GCN, PyG", "GCN, gnnlab"), values, strict=True):
             lost = {"status": "failed", "reason": "used 9 GB"} if value is None else {"interval": "none"}
-            table.put(row(**single, keys=keys, form=form, unit=unit, value=value, **lost))
+            table.put(row(**single, keys=keys, variant=variant, unit=unit, value=value, **lost))
     return table
 
 

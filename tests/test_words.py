@@ -17,7 +17,7 @@ PARTS = {  # a word of a name, as `peers` of `best_of_peers`: what to write inst
     "artefacts?": "exported model",
     "bags?": "segment sum",
     "campaigns?": "sweep",
-    # "forms?": "variant (of a race), kernel (of a layer), layout (of an exported sum)",  # to come
+    "forms?": "variant (of a race), kernel (of a layer), layout (of an exported sum)",
     "ghosts?": "padding node",
     "hoisted": "cached, constant output",
     "house": "architecture",
@@ -49,7 +49,7 @@ PROSE = {  # in sentences
     "(?<!embedding )bags?(?![- ]of[- ]words)": "segment sum (`embedding_bag` is an operator of torch)",
     "anew": "again",
     "artefacts?": "exported model",
-    "(?<!this )campaigns?": "sweep",  # "this campaign" is a row that a claim of notebook 05 names
+    "campaigns?": "sweep",
     "carr(y|ies|ied) out": "execute, run",
     "ghost nodes?": "padding node",
     "hoisted": "cached until the weights change",
@@ -64,9 +64,6 @@ PROSE = {  # in sentences
 }
 STAYS = {  # names and literals with one of these words, and why
     "embedding_bag_sum": "calls torch.nn.functional.embedding_bag",
-    "hoisted": "the row of a claim",
-    "peers": "to come: a parameter of notebook 09",
-    "zoo_cases": "to come: layer_cases",
 }
 CODE = sorted([*ROOT.glob("gnnlab/**/*.py"), *ROOT.glob("gnnswap/**/*.py"), *ROOT.glob("notebooks/*.ipynb")])
 TESTS = sorted(ROOT.glob("tests/**/*.py"))

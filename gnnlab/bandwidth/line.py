@@ -95,7 +95,9 @@ def _stage_rows(layer: StagedLayer, rate: dict[str, Any], part: pd.DataFrame, fi
     speed, share = {"unit": "GB/s", "better": "higher"}, {"unit": "x", "better": "neither"}
     rows = [
         _row(rate, "bandwidth", gb_s, n, no_line, **speed, notes=NO_END if no_ratio == NO_END else ""),
-        _row(rate, "bandwidth", copy_gb_s, rate["n"], rate["diagnosis"], **speed, form=A_COPY, origin="interpolated"),
+        _row(
+            rate, "bandwidth", copy_gb_s, rate["n"], rate["diagnosis"], **speed, variant=A_COPY, origin="interpolated"
+        ),
         _row(rate, "bandwidth_ratio", agreement(*ratio), n, no_ratio, **share),
         _row(rate, "intercept_ratio", agreement(*rest_ratio), n, no_rest, **share),
     ]
@@ -114,7 +116,7 @@ def _row(rate: dict[str, Any], study: str, numbers: Triple, n: int, why: str, **
     """A row of a stage, or the reason why it has none."""
     about = {name: rate[name] for name in ("stage", "precision")} | {"study": study, "runs_on": rate["device"]}
     about |= {"device": chip(rate["processor"], rate["chip"]), "runtime": rate["runtime_version"]}
-    about |= {"form": S4, "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE, "n": n}
+    about |= {"variant": S4, "origin": "measured", "statistic": "estimate", "interval": CONFIDENCE, "n": n}
     about |= {"threads": rate["threads"] * (rate["processor"] == "CPU"), "status": "unavailable" if why else "ok"}
     found = {"reason": why} if why else dict(zip(("value", "low", "high"), numbers, strict=True))
     return about | found | fields

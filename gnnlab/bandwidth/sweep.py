@@ -149,12 +149,12 @@ def prediction_rows(predictor: TimePredictor, test: pd.DataFrame) -> dict[str, p
     test = test.loc[predicted.index]
     if test.empty:
         return dict.fromkeys(("off_grid", "off_grid_error"), predicted.assign(runs_on="", stage="", size=""))
-    rows = measurement_rows(test).set_index(test.index).assign(runs_on=test["device"], form="predicted")
+    rows = measurement_rows(test).set_index(test.index).assign(runs_on=test["device"], variant="predicted")
     times = rows.drop(columns="samples").assign(statistic="estimate", interval=PREDICTION, **predicted)
     off = 100 * (test[["ms", "ms_low", "ms_high"]].rdiv(predicted["value"], axis=0) - 1).abs()
     none = predicted["value"].between(test["ms_low"], test["ms_high"])
     ends = {"value": off["ms"], "low": off.min(axis=1).mask(none, 0.0), "high": off.max(axis=1), "n": test["n"]}
     return {
-        "off_grid": pd.concat([rows.assign(form="measured"), times]).sort_index(kind="stable"),
+        "off_grid": pd.concat([rows.assign(variant="measured"), times]).sort_index(kind="stable"),
         "off_grid_error": times.assign(**ends, unit="%", origin=MEASURED, interval=CONFIDENCE),
     }

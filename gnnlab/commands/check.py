@@ -1,4 +1,4 @@
-"""Judge a claim of your own: a form before, a form after, raced in several processes.
+"""Judge a claim of your own: a variant before, a variant after, raced in several processes.
 
 The file defines before and after (functions or modules), inputs (by the names of arguments, or a tuple) and a
 claim in words: "1.5x", "at least 10 %", "20 % faster", "same speed, half the memory". Exit code 0: reproduced

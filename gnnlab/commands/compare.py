@@ -59,7 +59,7 @@ def _changed(change: dict[str, Any]) -> tuple[Any, ...]:
     from gnnlab.lab.text import number
 
     cell = ", ".join(filter(None, [change["study"], change["keys"]]))
-    label = f"{change['notebook'][:2]} {cell}: {change['form']}" + f", {change['of']}" * (change["of"] != "value")
+    label = f"{change['notebook'][:2]} {cell}: {change['variant']}" + f", {change['of']}" * (change["of"] != "value")
     unit = "" if change["unit"] in ("count", "x") else f" {change['unit']}"
     values = ["" if change[side] is None else f"{number(change[side])}{unit}" for side in "ab"]
     digits = "+.3g" if change["scale"] == "difference" else ".3g"

@@ -2,7 +2,7 @@
 
 A line in: {"nodes": [{"node_id": ..., "cpu_util": ..., ...}, ...], "links": [[id, id], ...]}.
 A line out: its number and the chosen node. A line that is no such state is answered by an error line,
-the others are answered all the same, and the exit code is 1. How fast each form of the predictor is beside the
+the others are answered all the same, and the exit code is 1. How fast each variant of the predictor is beside the
 original, and whether it decides the same, is measured by notebook 08: gnnlab run 08.
 
 examples:

@@ -144,7 +144,7 @@ def _next(report: dict[str, Any], workload: Workload, arguments: Namespace) -> s
         with suppress(OneLineError):  # a model that cannot be copied
             kinds = Counter(kind for _, kind, _ in swap(workload.model).replaced)
             layers = " and ".join(f"{n} {kind}" for kind, n in kinds.items()) or "no layer"
-            said[-1] += f", with fast forms to be tried for {layers}"
+            said[-1] += f", with fast variants to be tried for {layers}"
     return "; ".join(said)
 
 
@@ -294,7 +294,7 @@ def _scaling(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
         for value, t in zip(s.parameter_values, s.runtime_stats, strict=True)
     ]
     exponents = [
-        {"parameter": s.parameter, "form": workload.name, "value": s.fit.exponent}
+        {"parameter": s.parameter, "variant": workload.name, "value": s.fit.exponent}
         | dict(zip(("low", "high"), s.fit.exponent_ci, strict=True))
         for s in swept
         if s.fit and s.fit.identified

@@ -52,17 +52,20 @@ def _training(before: Any, after: Any, batch: Any) -> str:
     import numpy as np
 
     from gnnlab.lab.text import error_text, gain_text
-    from gnnlab.measure.race import call_of, race_forms
+    from gnnlab.measure.race import call_of, race_variants
     from gnnlab.measure.restore import ProfilingContext
     from gnnlab.profile.memory import profile_memory_usage
 
-    forms = {"before": before, "after": after}
+    variants = {"before": before, "after": after}
     with ProfilingContext(before), ProfilingContext(after):
-        raced = race_forms(forms, batch, mode="training", budget_s=TRAINING_S)
+        raced = race_variants(variants, batch, mode="training", budget_s=TRAINING_S)
         if (raced_after := raced["after"]).ratio is None:
             return f"training: {raced_after.reason}"
-        held = [profile_memory_usage(call_of(form, batch, "training"), device="cpu").rise_mb for form in forms.values()]
-    before_ms, after_ms = (np.median(raced[name].times_ms) for name in forms)
+        held = [
+            profile_memory_usage(call_of(variant, batch, "training"), device="cpu").rise_mb
+            for variant in variants.values()
+        ]
+    before_ms, after_ms = (np.median(raced[name].times_ms) for name in variants)
     return (
         f"forward and backward: {before_ms:.3g} ms before, {after_ms:.3g} after, {gain_text(raced_after.ratio)}; "
         f"outputs and gradients: {error_text(raced_after.parity_error)}\n"

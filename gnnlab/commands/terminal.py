@@ -27,8 +27,8 @@ def number(kind: type, least: float, most: float, what: str) -> Callable[[str], 
     """A `type` for argparse: an int or float from `least` to `most`; `what` is how an error names it."""
 
     def convert(text: str) -> float:
-        form = r"\d{1,12}" if kind is int else r"\d{1,12}(\.\d+)?"
-        if re.fullmatch(form, text, re.ASCII) and least <= kind(text) <= most:
+        pattern = r"\d{1,12}" if kind is int else r"\d{1,12}(\.\d+)?"
+        if re.fullmatch(pattern, text, re.ASCII) and least <= kind(text) <= most:
             return kind(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
 

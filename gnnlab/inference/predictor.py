@@ -110,7 +110,7 @@ class Predictor:
         self._fingerprint = f"{fingerprint(weights)} {engine} {self.device}"
 
     def __call__(self, state: State | bytes) -> np.ndarray:
-        """(N,) float32 scores of a state's nodes, with all that `predict` does: a form of a race."""
+        """(N,) float32 scores of a state's nodes, with all that `predict` does: a variant of a race."""
         return self.predict(state, return_scores=True).scores
 
     @property

@@ -32,8 +32,8 @@ from gnnlab.workloads.edge_networks import FEATURES, NODE_TYPES, State
 from gnnswap.errors import one_line, quoted
 
 MOST = 1_000_000
-# up to so many nodes the dense form; measured with one thread of an AVX-512 core, reading included: 49 against 137 µs
-# at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
+# up to so many nodes the dense variant; measured with one thread of an AVX-512 core, reading included: 49 against 137
+# µs at 10 nodes, 121 against about 200 at 64; from there on its products grow with the square
 DENSE_NODES = 64
 LONGEST_LINE = 200  # characters of an error
 Ids, Links = tuple[str, ...], tuple[tuple[str, str], ...]

@@ -57,15 +57,15 @@ class Verdict(StrEnum):
 class Rule(Strict):
     """Which rows of the table decide a claim, and by what statistic of them.
 
-    "ratio" is the geometric mean over the cells of how many times as fast `form` is as `over`, the baseline unless
+    "ratio" is the geometric mean over the cells of how many times as fast `variant` is as `over`, the baseline unless
     named (`ratios.of_cells`). Both may be lists: of these the fastest counts, chosen in each cell on every other round
     and judged on the rest. "value" is that of one row. "same verdict" is the share of claims that several runs agree
     on. `where` keeps the rows whose keys have these values. `cells` is the number of cells that the claim speaks of;
-    with fewer there is no verdict. `equals` are counts by form; all must hold.
+    with fewer there is no verdict. `equals` are counts by variant; all must hold.
     """
 
     study: str
-    form: Names = Field(default_factory=list)
+    variant: Names = Field(default_factory=list)
     over: Names = Field(default_factory=list)
     stat: Literal["ratio", "value", "same verdict"] = "ratio"
     where: dict[str, Any] = Field(default_factory=dict)
@@ -202,11 +202,11 @@ def evaluate(claim: Claim, table: Table) -> Evidence:
         wanted = "".join(f", {key} {value}" for key, value in rule.where.items())
         raise Untestable(f"needs rows of {rule.study}{wanted}, which were not measured here; params/full measures all")
     if rule.equals is not None:
-        counted = [row for form in rule.equals for row in usable(here, [form])]
-        how = "counted: " + ", ".join(f"{row.form} {exact(row.value)}" for row in counted)
-        holds = all(row.value == rule.equals[row.form] for row in counted)
+        counted = [row for variant in rule.equals for row in usable(here, [variant])]
+        how = "counted: " + ", ".join(f"{row.variant} {exact(row.value)}" for row in counted)
+        holds = all(row.value == rule.equals[row.variant] for row in counted)
         return Evidence(counted[0].estimate, counted, how, holds)
-    rows = usable(here, rule.form, rule.cells)
+    rows = usable(here, rule.variant, rule.cells)
     if rule.stat == "ratio":
         return _ratio(of_cells(table, rows, among, rule.over))
     if len(rows) > 1:
@@ -217,10 +217,10 @@ def evaluate(claim: Claim, table: Table) -> Evidence:
 
 
 def _ratio(cells: Sequence[Cell]) -> Evidence:
-    """The geometric mean over the cells, and of which forms over which baselines."""
-    forms, over = (dict.fromkeys(row.form for row in side if row) for side in list(zip(*cells, strict=True))[1:])
+    """The geometric mean over the cells, and of which variants over which baselines."""
+    variants, over = (dict.fromkeys(row.variant for row in side if row) for side in list(zip(*cells, strict=True))[1:])
     ratios = [cell.ratio for cell in cells]
     where = f"geomean of {len(cells)} cells, " if len(cells) > 1 else ""
-    names = " or ".join(forms) + f" over {' or '.join(over)}" * bool(over)
+    names = " or ".join(variants) + f" over {' or '.join(over)}" * bool(over)
     how = f"{names}: {where}{min(ratio.n for ratio in ratios)} rounds"
-    return Evidence(estimates.geometric_mean(ratios), [cell.form for cell in cells], how)
+    return Evidence(estimates.geometric_mean(ratios), [cell.variant for cell in cells], how)

@@ -238,7 +238,7 @@ def differences(row: Row, table: Table) -> list[str]:
     """What of a row does not follow from its samples or, of a summary, from its rows; a line each."""
     samples, pairs = table.samples_of(row), []  # what was stored, and what it comes from
     if row.study.endswith(ratios.SUMMARY) and row.status == "ok":
-        again = ratios.summarized(table, row.study.removesuffix(ratios.SUMMARY), row.form, **row.keys)
+        again = ratios.summarized(table, row.study.removesuffix(ratios.SUMMARY), row.variant, **row.keys)
         pairs.append((row.estimate, again.estimate))
     elif samples is not None and row.statistic in estimates.STATISTICS:
         pairs.append((row.estimate, estimates.summary(samples, row.statistic)))

@@ -155,8 +155,8 @@ def declared(path: Path) -> dict[str, Parameter]:
         except GnnlabError as error:
             raise GnnlabError(f"{path.name}, cell 'parameters': {error}") from None
         except (AttributeError, ValueError, TypeError, SyntaxError):
-            form = "`name: type = literal  # meaning; range or choices`"
-            raise GnnlabError(f"{path.name}, cell 'parameters': {quoted(line)} is not of the form {form}") from None
+            grammar = "`name: type = literal  # meaning; range or choices`"
+            raise GnnlabError(f"{path.name}, cell 'parameters': {quoted(line)} does not read {grammar}") from None
     return parameters
 
 

@@ -1,6 +1,6 @@
 """The lab's figures: an interval on every value, its origin visible, a title that states the finding.
 
-    figure = plots.bars(frame, y="form", label="time", unit="ms", title=finding)
+    figure = plots.bars(frame, y="variant", label="time", unit="ms", title=finding)
 
 Every function takes a tidy frame and returns a matplotlib figure. The frame has the columns `value`, `low` and `high`
 (the ends of its interval, which may be missing) and `origin` (measured, where there is none). No function touches

@@ -1,4 +1,4 @@
-"""How many times as fast a form is as its baseline, from the samples of each round, and what all cells come to.
+"""How many times as fast a variant is as its baseline, from the samples of each round, and what all cells come to.
 
 cells = of_cells(table, rows, among=table.select("gat_layer"), over=["PyG", "torch.compile"])   # one ratio a cell
 summarized(table, "new_graph", "gnnlab", how="worst")                      # a row of the study `new_graph_summary`
@@ -24,22 +24,23 @@ SAMPLING_NOTES = ("interval is", "noisy", "drift", "the hypervisor", "A/A")  # o
 
 
 class Cell(NamedTuple):
-    """The ratio of one cell, the row of the form that counts there, and of what it was compared with, if anything."""
+    """The ratio of one cell, the row of the variant that counts there, and of what it was compared with, if
+    anything."""
 
     ratio: Estimate
-    form: Row
+    variant: Row
     baseline: Row | None
 
 
-def usable(rows: Iterable[Row], forms: Sequence[str], cells: int = 1) -> list[Row]:
-    """Those of `rows` that are of these forms and have a value. Raises `Untestable`: none has, or they lie in fewer
+def usable(rows: Iterable[Row], variants: Sequence[str], cells: int = 1) -> list[Row]:
+    """Those of `rows` that are of these variants and have a value. Raises `Untestable`: none has, or they lie in fewer
     than `cells` cells."""
-    named = [each for each in rows if each.form in forms]
+    named = [each for each in rows if each.variant in variants]
     found = [each for each in named if each.status == "ok"]
     if named and not found:
-        raise Untestable(f"{named[0].form}: {named[0].reason}")
+        raise Untestable(f"{named[0].variant}: {named[0].reason}")
     if (there := len({each.id[1] for each in found})) < cells:
-        wanted = " or ".join(forms)
+        wanted = " or ".join(variants)
         raise Untestable(f"{there} of the {cells} cells of {wanted} that it needs were measured; params/full has all")
     return found
 
@@ -47,49 +48,53 @@ def usable(rows: Iterable[Row], forms: Sequence[str], cells: int = 1) -> list[Ro
 def of_cells(table: Table, rows: Sequence[Row], among: Sequence[Row], over: Sequence[str] = ()) -> list[Cell]:
     """The ratio in each cell that `rows` have, in the order of `among`, the rows of the study.
 
-    Of several forms in a cell the fastest counts, and so it does of several in `over`, the baselines' names (of none
+    Of several variants in a cell the fastest counts, and so it does of several in `over`, the baselines' names (of none
     the race's own). A row that was not compared with anything is a ratio itself.
     Raises `Untestable`: a baseline or samples are not there.
     """
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for each in among:
-        cells.setdefault(each.id[1], {})[each.form] = each
+        cells.setdefault(each.id[1], {})[each.variant] = each
     ratios = []
     for keys, cell in cells.items():
-        if forms := [each for each in rows if each.id[1] == keys]:
-            names = over or [forms[0].baseline]
+        if variants := [each for each in rows if each.id[1] == keys]:
+            names = over or [variants[0].baseline]
             compared = names != [None]
-            ratios.append(_of_cell(table, cell, forms, names) if compared else Cell(forms[0].estimate, forms[0], None))
+            ratios.append(
+                _of_cell(table, cell, variants, names) if compared else Cell(variants[0].estimate, variants[0], None)
+            )
     return ratios
 
 
-def _of_cell(table: Table, cell: Mapping[str, Row], forms: Sequence[Row], over: Sequence[str]) -> Cell:
+def _of_cell(table: Table, cell: Mapping[str, Row], variants: Sequence[Row], over: Sequence[str]) -> Cell:
     """One cell's ratio; where there is a choice, it is made on every other round and judged on the others. What the A/A
     control shows widens the interval. A baseline that failed is none, for it computes something else; no other may be
     left out."""
-    study = forms[0].study
+    study = variants[0].study
     if missing := [name for name in over if name not in cell]:
         raise Untestable(f"needs {OR.join(missing)} in the same race ({study}); params/full has all")
     named = [cell[name] for name in over]
     baselines = [each for each in named if each.status != "failed"] or named
     if lost := [each for each in baselines if each.status != "ok"]:
-        raise Untestable(f"a baseline is not there to compare with; {lost[0].form}: {lost[0].reason}")
-    times = {each.form: table.samples_of(each) for each in (*forms, *baselines)}
+        raise Untestable(f"a baseline is not there to compare with; {lost[0].variant}: {lost[0].reason}")
+    times = {each.variant: table.samples_of(each) for each in (*variants, *baselines)}
     rounds = {0 if samples is None else len(samples) for samples in times.values()}
     if 0 in rounds or len(rounds) > 1:
         raise Untestable(f"the samples of {study} are not there, or not of the same rounds")
-    form, baseline = (min(rows, key=lambda row: float(np.median(times[row.form][::2]))) for rows in (forms, baselines))
-    judged = slice(1, None, 2) if len(forms) > 1 or len(baselines) > 1 else slice(None)
-    ratio = estimates.ratio(times[baseline.form][judged], times[form.form][judged])
+    variant, baseline = (
+        min(rows, key=lambda row: float(np.median(times[row.variant][::2]))) for rows in (variants, baselines)
+    )
+    judged = slice(1, None, 2) if len(variants) > 1 or len(baselines) > 1 else slice(None)
+    ratio = estimates.ratio(times[baseline.variant][judged], times[variant.variant][judged])
     control = cell.get(CONTROL)
-    noise = None if control is None or form.form == CONTROL else table.samples_of(control)
+    noise = None if control is None or variant.variant == CONTROL else table.samples_of(control)
     if noise is not None:
         ratio = ratio.widened(estimates.noise_floor(table.samples_of(cell[control.baseline]), noise))
-    return Cell(ratio, form, baseline)
+    return Cell(ratio, variant, baseline)
 
 
-def summarized(table: Table, study: str, form: str, **keys: Any) -> Row:
-    """The row of `<study>_summary` for what the cells of a form come to; its keys are `keys`, so that it can be
+def summarized(table: Table, study: str, variant: str, **keys: Any) -> Row:
+    """The row of `<study>_summary` for what the cells of a variant come to; its keys are `keys`, so that it can be
     computed again.
 
     `how` is "worst", "median" or "not slower" (the share of cells that are slower by `within` at most) of the ratios
@@ -100,7 +105,7 @@ def summarized(table: Table, study: str, form: str, **keys: Any) -> Row:
     how, over, within, cluster, cells = map(keys.get, OPTIONS)
     where = {k: v.split(OR) if isinstance(v, str) else v for k, v in keys.items() if k not in OPTIONS}
     among = table.select(study, where=where)
-    rows = usable(among, [form], cells or 1)
+    rows = usable(among, [variant], cells or 1)
     first = rows[0]
     unit = "share" if how in ("share", "not slower") else "x" if first.ratio is not None else first.unit
     if cluster:
@@ -114,7 +119,7 @@ def summarized(table: Table, study: str, form: str, **keys: Any) -> Row:
     return row(
         study=study + SUMMARY,
         keys=keys,
-        form=form,
+        variant=variant,
         statistic="estimate",
         unit=unit,
         better="higher" if unit in ("share", "x") else first.better,

@@ -48,7 +48,7 @@ OWN = ("models", "model", "graphs", "graph", "table")  # parameters that name wh
 GENERATED = ("random:", "synthetic:")  # graphs and tables that are drawn
 OWN_STUDY = "your_model"
 # what a reader's GNN gains by `swap` or one call: whole models first, then layers, then a sum
-SWAPPED = ("whole_models", "zoo_models", "graph_transformer", "zoo", "gat_layer", "sage_layer", "neighbour_sum")
+SWAPPED = ("whole_models", "public_models", "graph_transformer", "layers", "gat_layer", "sage_layer", "neighbour_sum")
 FALSE, LESS, UNSURE = "Does not pay here", "Pays less here", "Pays less here, if at all"
 PAYS = "Pays here"
 
@@ -221,7 +221,7 @@ def _anchor(result: ResultFile | None, study: str) -> str:
 def _findings(result: ResultFile) -> list[StudyFinding]:
     """What each study with a baseline says, a line each; those with a gain first."""
     table, titles = Table(result.rows), {figure.name: figure.title.partition(":")[0] for figure in result.figures}
-    studies = dict.fromkeys(row.study for row in table if row.ratio is not None and row.form != CONTROL)
+    studies = dict.fromkeys(row.study for row in table if row.ratio is not None and row.variant != CONTROL)
     of_rows = [Study(name, table.select(name), label=titles.get(name, "")) for name in studies]
     found = [
         StudyFinding(one.name, one.finding(), one.fastest() is not None, _anchor(result, one.name)) for one in of_rows
@@ -230,10 +230,10 @@ def _findings(result: ResultFile) -> list[StudyFinding]:
 
 
 def noise(result: ResultFile) -> str | None:
-    """Why the times of a run mislead: a machine that was busy, or forms that differ from themselves."""
+    """Why the times of a run mislead: a machine that was busy, or variants that differ from themselves."""
     states = (("at its start", result.environment), ("at its end", result.environment.get("finished") or {}))
     seen = [f"{when}, {busy}" for when, state in states if (busy := machine.busy(state))]
-    off = [abs(row.ratio - 1) for row in result.rows if row.form == CONTROL and row.ratio is not None]
+    off = [abs(row.ratio - 1) for row in result.rows if row.variant == CONTROL and row.ratio is not None]
     if off and median(off) > NOISY:
         seen.append(f"a variant timed against itself (A/A) differs by {100 * median(off):.0f} % in the median")
     advice = "Trust ratios more than times; run it again when it is quiet."

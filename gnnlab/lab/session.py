@@ -92,33 +92,33 @@ class Lab:
     def race(
         self,
         study: str,
-        forms: Mapping[str, Any],
+        variants: Mapping[str, Any],
         over: Mapping[Any, Any],
         *,
         key: str | Sequence[str] = KEY,
         device: str | None = None,
-        of_form: Mapping[str, Mapping[str, Any]] | None = None,
+        of_variant: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> Study:
-        """Check that `forms` compute the same, time them interleaved, and record a row for each form and cell.
+        """Check that `variants` compute the same, time them interleaved, and record a row for each variant and cell.
 
-        `forms` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
+        `variants` maps names to callables, the first of which is the baseline. `over` maps the name of each cell, or a
         tuple of several keys, to its inputs: a mapping by the names of arguments, or a tuple. `key` names the keys.
-        `device` is where forms compute: unless it is named, where the tensors are that go in and out. The rows of a
-        form say what the form says of itself (`conditions.row_of`), and what `of_form` has for it, as `{"onnx":
-        {"runtime": ...}}`. A form that raises `Unavailable` is one, and no failure. `options` are those of
-        `measure.race.race_forms`: budget_s (of one cell), tolerance, mode, per.
+        `device` is where variants compute: unless it is named, where the tensors are that go in and out. The rows of a
+        variant say what the variant says of itself (`conditions.row_of`), and what `of_variant` has for it, as
+        `{"onnx": {"runtime": ...}}`. A variant that raises `Unavailable` is one, and no failure. `options` are those of
+        `measure.race.race_variants`: budget_s (of one cell), tolerance, mode, per.
         """
         from gnnlab.measure.conditions import row_of
-        from gnnlab.measure.race import race_forms  # torch, heavy
+        from gnnlab.measure.race import race_variants  # torch, heavy
 
-        names, baseline = [key] if isinstance(key, str) else list(key), next(iter(forms))
+        names, baseline = [key] if isinstance(key, str) else list(key), next(iter(variants))
         unseen = PLACE in os.environ or None  # None: shown in a terminal and in JupyterLab
         for label, inputs in tqdm(over.items(), f"cells of {study}", leave=False, disable=unseen):
             keys = dict(zip(names, label if isinstance(label, tuple) else (label,), strict=True))
-            for form, raced in race_forms(forms, inputs, device=device, **options).items():
-                name = baseline if form == CONTROL else form
-                fields = {"device": raced.device, **row_of(forms[name]), **(of_form or {}).get(name, {})}
+            for variant, raced in race_variants(variants, inputs, device=device, **options).items():
+                name = baseline if variant == CONTROL else variant
+                fields = {"device": raced.device, **row_of(variants[name]), **(of_variant or {}).get(name, {})}
                 fields |= {**MEASURED, "statistic": "median", "parity_error": raced.parity_error}
                 if raced.times_ms is None:
                     fields |= {"status": "unavailable" if raced.missing else "failed", "reason": raced.reason}
@@ -127,26 +127,26 @@ class Lab:
                 if ratio := raced.ratio:
                     fields |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
                     fields["baseline"] = baseline
-                self._put(raced.times_ms, raced.conditions, study=study, keys=keys, form=form, **fields)
+                self._put(raced.times_ms, raced.conditions, study=study, keys=keys, variant=variant, **fields)
         return self.study(study)
 
     def samples(
-        self, study: str, form: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
+        self, study: str, variant: str, samples: Sequence[float], *, unit: str, statistic: str = "median", **fields: Any
     ) -> Study:
         """Record samples of something measured; `statistic` is median, mean, p95, or share (of samples above 0).
 
         `fields` are those of a row: keys, better, device ("cpu"), precision, notes, ...
         """
-        named = {"study": study, "form": form, "unit": unit, "statistic": statistic}
+        named = {"study": study, "variant": variant, "unit": unit, "statistic": statistic}
         self._put(samples, **MEASURED | fields | named)
         return self.study(study)
 
     def count(self, study: str, counts: Mapping[str, float], *, unit: str = "count", **fields: Any) -> Study:
-        """Record exact numbers, one a form: what was counted, or computed by a formula."""
+        """Record exact numbers, one a variant: what was counted, or computed by a formula."""
         exact = {"unit": unit, "n": 1, "statistic": "count", "interval": Interval.EXACT}
         fields = {"better": "neither", "origin": Origin.COUNTED, **fields, **exact}
-        for form, value in counts.items():
-            self._put(study=study, form=form, value=float(value), **fields)
+        for variant, value in counts.items():
+            self._put(study=study, variant=variant, value=float(value), **fields)
         return self.study(study)
 
     def record(self, study: str, frame: pd.DataFrame, *, keys: Sequence[str] = (), **constant: Any) -> Study:
@@ -163,25 +163,25 @@ class Lab:
             self._put(**constant | named | {"study": study, "keys": {name: given[name] for name in keys}})
         return self.study(study)
 
-    def summarize(self, study: str, form: str, **keys: Any) -> None:
-        """Record what the cells of a form come to as a row of `<study>_summary`, with `keys` of `ratios.summarized`,
+    def summarize(self, study: str, variant: str, **keys: Any) -> None:
+        """Record what the cells of a variant come to as a row of `<study>_summary`, with `keys` of `ratios.summarized`,
         as `how` ("worst", "not slower", "median", "mean", "share"), `over`, `within`, `cluster`, `cells`."""
         try:
-            self.table.put(ratios.summarized(self.table, study, form, **keys))
+            self.table.put(ratios.summarized(self.table, study, variant, **keys))
         except Untestable as reason:
-            self.unavailable(study + ratios.SUMMARY, form, str(reason), keys=keys)
+            self.unavailable(study + ratios.SUMMARY, variant, str(reason), keys=keys)
 
-    def unavailable(self, study: str, form: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
+    def unavailable(self, study: str, variant: str, reason: str, *, status: str = "unavailable", **fields: Any) -> None:
         """Record that something could not be measured here, and why or what it would need."""
-        self._put(**MEASURED | fields, study=study, form=form, status=status, reason=reason)
+        self._put(**MEASURED | fields, study=study, variant=variant, status=status, reason=reason)
 
     @contextmanager
-    def guarded(self, study: str, form: str, **fields: Any) -> Iterator[None]:
+    def guarded(self, study: str, variant: str, **fields: Any) -> Iterator[None]:
         """Whatever raises inside is a failed row with the reason, and the notebook goes on."""
         try:
             yield
         except Exception as error:  # of the reader's model, which may raise anything
-            self.unavailable(study, form, one_line(error), status="failed", **fields)
+            self.unavailable(study, variant, one_line(error), status="failed", **fields)
 
     def study(self, name: str) -> Study:
         """The rows recorded so far under a name: to plot, to show as a table, to compute with."""

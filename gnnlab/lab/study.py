@@ -1,6 +1,6 @@
 """The rows of one study, as a notebook shows them: a figure, a table, a sentence, all from the same rows.
 
-gat = lab.race("gat_layer", forms, over=cells, key=("size", "features"))
+gat = lab.race("gat_layer", variants, over=cells, key=("size", "features"))
 gat.plot()                                             # bars of the ratio over the baseline
 gat.only(features=64).plot("value", x="size")          # lines, of a part of the rows
 cells.heat(row="stage", column="size", panel="device") # a map for each device
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .session import Lab
 
 STATISTICS = {"p95": "95th percentile"}  # those that a title names
-SAME = 1e-4  # largest relative error of a form that computes the same as its baseline
-ANSWER_KNOWN = " is known"  # a note that ends so: the form was timed on cached answers alone
+SAME = 1e-4  # largest relative error of a variant that computes the same as its baseline
+ANSWER_KNOWN = " is known"  # a note that ends so: the variant was timed on cached answers alone
 LONG_TEXT = 24  # characters of a sentence that a table says once
 ENDS = ("value", "low", "high")
 
@@ -85,8 +85,8 @@ class Study:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why forms have no number, by name: they differ from the baseline, or do not run here."""
-        return {row.form: row.reason for row in self.rows if row.status == "failed"}
+        """Why variants have no number, by name: they differ from the baseline, or do not run here."""
+        return {row.variant: row.reason for row in self.rows if row.status == "failed"}
 
     @property
     def title(self) -> str:
@@ -98,20 +98,23 @@ class Study:
     # ---- what the rows say ------------------------------------------------------------------------------------------
 
     def over_baseline(self) -> dict[str, Estimate]:
-        """Each form over the baseline, the geometric mean over the cells in which it ran."""
+        """Each variant over the baseline, the geometric mean over the cells in which it ran."""
         return over_baseline(self.rows)
 
     def fastest(self) -> tuple[str, str, Estimate] | None:
-        """The form that is measurably faster than its baseline by most, that baseline, and the gain (the geometric mean
-        over cells). Of several baselines that of most rows counts. None where no form is faster.
+        """The variant that is measurably faster than its baseline by most, that baseline, and the gain (the geometric
+        mean over cells). Of several baselines that of most rows counts. None where no variant is faster.
 
-        Only forms count that ran in every cell and compute the same (`SAME`), by more than looking up a known answer.
+        Only variants count that ran in every cell and compute the same (`SAME`), by more than looking up a known
+        answer.
         """
         equal = [row for row in self._raced() if (row.parity_error or 0.0) <= SAME]
         equal = [row for row in equal if not any(note.endswith(ANSWER_KNOWN) for note in row.notes)]
         for base, _ in Counter(row.baseline for row in equal).most_common():
             gains = over_baseline([row for row in equal if row.baseline == base], everywhere=True)
-            if faster := [(form, base, gain) for form, gain in gains.items() if gain.low is not None and gain.low > 1]:
+            if faster := [
+                (variant, base, gain) for variant, gain in gains.items() if gain.low is not None and gain.low > 1
+            ]:
                 return max(faster, key=lambda one: one[2].value)
         return None
 
@@ -123,20 +126,20 @@ class Study:
         better = "small" if raced[0].unit.endswith("B") else "fast"
         if (best := self.fastest()) is None:
             return f"{self.title}: nothing that computes the same is measurably {better}er than {raced[0].baseline}"
-        form, base, gain = best
+        variant, base, gain = best
         value, interval = text.with_unit(gain, "x")
-        cases = sum((row.form, row.baseline) == (form, base) for row in raced)
+        cases = sum((row.variant, row.baseline) == (variant, base) for row in raced)
         mean = f", geometric mean of {cases} cases" if cases > 1 else ""
-        return f"{self.title}: {form} is {value} ({interval}) as {better} as {base.removeprefix('as ')}{mean}"
+        return f"{self.title}: {variant} is {value} ({interval}) as {better} as {base.removeprefix('as ')}{mean}"
 
     def _raced(self) -> list[Row]:
         """The rows over a baseline, without the control."""
-        return [row for row in self._valued if row.form != CONTROL and row.ratio is not None]
+        return [row for row in self._valued if row.variant != CONTROL and row.ratio is not None]
 
     def _wins(self) -> str:
-        """How often each form is the best: "Time of a stage, lowest in 15 cases: openvino:CPU 12, torch:CPU 3"; ""
-        unless measured forms share cases, and less or more is better in all of them."""
-        measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.form != CONTROL]
+        """How often each variant is the best: "Time of a stage, lowest in 15 cases: openvino:CPU 12, torch:CPU 3"; ""
+        unless measured variants share cases, and less or more is better in all of them."""
+        measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.variant != CONTROL]
         cases: dict[Any, list[Row]] = {}
         for row in measured:
             cases.setdefault(row.id[1], []).append(row)
@@ -144,32 +147,32 @@ class Study:
         if not shared or better not in ({"lower"}, {"higher"}):
             return ""
         best, word = (min, "lowest") if better == {"lower"} else (max, "highest")
-        wins = Counter(best(rows, key=lambda row: row.value).form for rows in shared).most_common()
-        counts = ", ".join(f"{form} {count}" for form, count in wins)
+        wins = Counter(best(rows, key=lambda row: row.value).variant for rows in shared).most_common()
+        counts = ", ".join(f"{variant} {count}" for variant, count in wins)
         return f"{self.title}, {word} in {len(shared)} cases: {counts}"
 
     def _range(self) -> str:
         """The largest value, of measured rows where there are any: "Time of a stage: up to 50 ms (UPDATE, torch)"."""
-        measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.form != CONTROL]
+        measured = [row for row in self._valued if row.origin is Origin.MEASURED and row.variant != CONTROL]
         rows = sorted(measured or self._valued, key=lambda row: row.value)
         if not rows:
             return f"{self.title}: nothing was measured"
         if len(units := dict.fromkeys(row.unit for row in rows)) > 1:
             return f"{self.title}: {len(rows)} numbers in {' and '.join(units)}"
-        row, several = rows[-1], len({row.form for row in rows}) > 1
+        row, several = rows[-1], len({row.variant for row in rows}) > 1
         unit = "count" if self.label.endswith(f" {row.unit}") else row.unit  # the title says it
         value = text.size(row.value) if unit == "MiB" else text.with_unit(row.estimate, unit)[0]
         cell = text.cell_name(row.keys, self.keys)
-        name = ", ".join(dict.fromkeys(filter(None, [cell, row.form if several or not cell else ""])))
+        name = ", ".join(dict.fromkeys(filter(None, [cell, row.variant if several or not cell else ""])))
         statistic = f", {STATISTICS[row.statistic]}" if row.statistic in STATISTICS else ""
         return f"{self.title}{statistic}: {'up to ' * (len(rows) > 1)}{value} ({name})"
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
     def plot(
-        self, y: str = "ratio", *, x: str | None = None, by: str = "form", key: bool = False, log: bool | None = None
+        self, y: str = "ratio", *, x: str | None = None, by: str = "variant", key: bool = False, log: bool | None = None
     ) -> None:
-        """Draw the rows, save the figure under the study's name and list the forms that have no number.
+        """Draw the rows, save the figure under the study's name and list the variants that have no number.
 
         Bars of the `ratio` over the baseline, or of the `value`; "samples" draws every sample beside it. With `x`, a
         key that is a number, lines over it, one for each value of `by`. `key` marks the figure that the front page
@@ -197,14 +200,14 @@ class Study:
 
     def _bars(self, frame: pd.DataFrame, by: str, **options: Any) -> Figure:
         """A bar for each row: grouped `by` where cells have several and a figure can tell them apart."""
-        names = [name for name in [*self.keys, "form"] if name != by and frame[name].nunique() > 1]
+        names = [name for name in [*self.keys, "variant"] if name != by and frame[name].nunique() > 1]
         grouped = bool(names) and frame[by].nunique() <= MAX_SERIES
-        names = names if grouped else [*(name for name in names if name != "form"), by]
+        names = names if grouped else [*(name for name in names if name != "variant"), by]
         frame = frame.assign(cell=[text.cell_name(row, names) for row in frame[names].to_dict("records")])
-        hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a form named as its cell
+        hue = by if grouped and list(frame["cell"]) != list(frame[by]) else None  # a variant named as its cell
         return plots.bars(frame, y="cell", hue=hue, title=self.finding(), **options)
 
-    def heat(self, *, row: str, column: str, panel: str = "form", key: bool = False) -> None:
+    def heat(self, *, row: str, column: str, panel: str = "variant", key: bool = False) -> None:
         """A map of the value by two keys or fields, a panel for each value of a third, numbers in the fields. Colours
         compare within a row; what was not measured has a star, and a field is grey where there is no number.
         """
@@ -223,7 +226,7 @@ class Study:
 
         Where several rows share a field of the matrix, the worst of them counts.
         """
-        compared = self.frame[self.frame["form"] != CONTROL]
+        compared = self.frame[self.frame["variant"] != CONTROL]
         if compared.empty:
             self._lab.say(f"{self.title}: nothing was measured.")
             return
@@ -248,8 +251,8 @@ class Study:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
         parts = [self.name, *map(text.words_of, self._selected.values()), kind]
         name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", part).strip("-") for part in parts if part)
-        forms = list(dict.fromkeys(row.form for row in self.rows if row.form != CONTROL))
-        self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(forms[:MAX_SERIES])}.", key=key)
+        variants = list(dict.fromkeys(row.variant for row in self.rows if row.variant != CONTROL))
+        self._lab.figure(fig, name, alt=f"{alt}, of {', '.join(variants[:MAX_SERIES])}.", key=key)
 
     def _numbers(self, y: str, missing: bool = False) -> tuple[pd.DataFrame, str, str]:
         """The rows that have a number (or all, `missing` as NaN) in a reader's unit, the name of the axis, the unit;
@@ -259,7 +262,7 @@ class Study:
         if len(units) > 1:
             several = " and ".join(units)
             raise GnnlabError(f"{self.name} is in {several}: one figure has one unit; .only(unit={units[0]!r})")
-        frame = frame[((frame["status"] == "ok") | missing) & ((frame["form"] != CONTROL) | (y == "samples"))]
+        frame = frame[((frame["status"] == "ok") | missing) & ((frame["variant"] != CONTROL) | (y == "samples"))]
         columns, label, (factor, unit) = ENDS, self.label, text.shown_as("".join(units))
         if y == "samples":
             statistic = self._valued[0].statistic
@@ -277,26 +280,26 @@ class Study:
         return frame.assign(**dict(zip(ENDS, numbers.T, strict=True))), label, unit
 
     def _remark(self) -> None:
-        """Say what each form is over all cells, the A/A control last, and why forms have no number."""
+        """Say what each variant is over all cells, the A/A control last, and why variants have no number."""
         lines = []
-        for form, gain in sorted(self.over_baseline().items(), key=lambda pair: pair[0] == CONTROL):
-            rows = [row for row in self._valued if row.form == form and row.ratio is not None]
-            if form == CONTROL:
+        for variant, gain in sorted(self.over_baseline().items(), key=lambda pair: pair[0] == CONTROL):
+            rows = [row for row in self._valued if row.variant == variant and row.ratio is not None]
+            if variant == CONTROL:
                 lines.append(f"- {rows[0].baseline} against itself (A/A): {text.gain_text(gain)}")
             else:
                 errors = [row.parity_error for row in rows if row.parity_error is not None]
                 error = f", {text.error_text(max(errors))}" if errors else ""
-                lines.append(f"- {form}: {text.gain_text(gain)}{error}")
-        for form, reason in self.failed.items():
-            statuses = [row.status != "ok" for row in self.rows if row.form == form]
-            lines.append(f"- {form}: not timed in {sum(statuses)} of {len(statuses)} cases: {reason}")
+                lines.append(f"- {variant}: {text.gain_text(gain)}{error}")
+        for variant, reason in self.failed.items():
+            statuses = [row.status != "ok" for row in self.rows if row.variant == variant]
+            lines.append(f"- {variant}: not timed in {sum(statuses)} of {len(statuses)} cases: {reason}")
         if lines:
             self._lab.say("\n".join(lines))
 
     # ---- tables -----------------------------------------------------------------------------------------------------
 
     def table(self, *columns: str) -> None:
-        """Show the rows: keys, form, value with its interval, ratio, error; `columns` are further fields.
+        """Show the rows: keys, variant, value with its interval, ratio, error; `columns` are further fields.
 
         A sentence of several rows stands below the table, once.
         """
@@ -322,7 +325,7 @@ class Study:
         lines = [
             {
                 **row.keys,
-                "form": row.form,
+                "variant": row.variant,
                 heading: _value_text(row, unit),
                 "n": row.n,
                 "over baseline": "" if row.gain is None else text.estimate_text(row.gain),
@@ -336,7 +339,7 @@ class Study:
         frame = pd.DataFrame(lines).fillna("").map(lambda cell: cell if isinstance(cell, str) else str(cell))
         empty = [c for c in ("over baseline", "relative error", "why") if (frame[c] == "").all()]
         empty += ["origin"] * (frame["origin"].nunique() == 1) + ["n"] * (usual == "count")
-        front = [*self.keys, "form"]
+        front = [*self.keys, "variant"]
         frame = frame[[*front, *(c for c in frame.columns if c not in (*front, *empty))]].rename(columns=text.plain)
         baselines = {row.baseline for row in self._valued if row.baseline}
         if len(baselines) == 1:  # else each row has its own

@@ -1,7 +1,7 @@
 """The one table: every number of the lab is a row, with its samples beside it.
 
     table = Table()
-    table.put(Row(study="gat_layer", keys={"size": "58x776"}, form="PyG", ...), samples=[1.22, 1.25, ...])
+    table.put(Row(study="gat_layer", keys={"size": "58x776"}, variant="PyG", ...), samples=[1.22, 1.25, ...])
     table.select("gat_layer", where={"size": "58x776"})
     table.samples_of(row)                     # (n,), of a race one a round
 
@@ -57,14 +57,14 @@ class Strict(BaseModel):
 class Row(Strict):
     """One number of the lab, or why there is none.
 
-    `keys` say of what it is (the size of a graph, a stage, a batch), `form` what is compared. `value` is the
+    `keys` say of what it is (the size of a graph, a stage, a batch), `variant` what is compared. `value` is the
     `statistic` of `n` samples in `unit`, `low` and `high` the ends of its `interval`. A comparison also has `ratio`,
-    baseline over form (above 1: the form is faster or smaller). `device` is the chip that computed.
+    baseline over variant (above 1: the variant is faster or smaller). `device` is the chip that computed.
     """
 
     study: str = Field(min_length=1)
     keys: dict[str, str | int | float] = Field(default_factory=dict)
-    form: str = Field(min_length=1)
+    variant: str = Field(min_length=1)
     status: Literal["ok", "unavailable", "failed", "timeout"] = "ok"
     reason: str | None = None
     origin: Origin
@@ -90,12 +90,12 @@ class Row(Strict):
     @property
     def id(self) -> tuple[Any, ...]:
         """What tells it from every other row of a run."""
-        return self.study, tuple(sorted(self.keys.items())), self.form
+        return self.study, tuple(sorted(self.keys.items())), self.variant
 
     @property
     def label(self) -> str:
         """For a reader: "gat_layer, 58x776: PyG"."""
-        return ", ".join([self.study, *map(str, self.keys.values())]) + f": {self.form}"
+        return ", ".join([self.study, *map(str, self.keys.values())]) + f": {self.variant}"
 
     def get(self, name: str) -> Any:
         """The value of a key or of a field; None where it has neither."""
@@ -153,7 +153,7 @@ def row(**fields: Any) -> Row:
         return Row(**given)
     except ValidationError as error:
         wrong = ": ".join(filter(None, first_wrong(error)))
-        raise GnnlabError(f"row of {given.get('study')}, {given.get('form')}: {wrong}") from None
+        raise GnnlabError(f"row of {given.get('study')}, {given.get('variant')}: {wrong}") from None
 
 
 def of_estimate(estimate: Estimate) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Table:
         return iter(self._rows.values())
 
     def put(self, row: Row, samples: Sequence[float] | None = None) -> None:
-        """Add a row, in place of one with the same study, keys and form: a cell of a notebook may run again."""
+        """Add a row, in place of one with the same study, keys and variant: a cell of a notebook may run again."""
         values = np.asarray([] if samples is None else samples, dtype=float)
         if len(values) and row.status == "ok" and len(values) != row.n:
             raise GnnlabError(f"{row.label}: {len(values)} samples, and n = {row.n}")
@@ -195,12 +195,12 @@ class Table:
             self._samples[row.id] = values
 
     def samples_of(self, row: Row) -> np.ndarray | None:
-        """(n,) in the row's unit; of the forms of a race in one cell, the i-th of each are of the same round."""
+        """(n,) in the row's unit; of the variants of a race in one cell, the i-th of each are of the same round."""
         return self._samples.get(row.id)
 
-    def select(self, study: str, form: str | None = None, where: Mapping[str, Any] | None = None) -> list[Row]:
-        """The rows of a study, of one form if named, whose keys have the values (or one of a list) in `where`."""
-        of_study = [each for each in self if each.study == study and form in (None, each.form)]
+    def select(self, study: str, variant: str | None = None, where: Mapping[str, Any] | None = None) -> list[Row]:
+        """The rows of a study, of one variant if named, whose keys have the values (or one of a list) in `where`."""
+        of_study = [each for each in self if each.study == study and variant in (None, each.variant)]
         return [each for each in of_study if all(fits(each.keys.get(key), w) for key, w in (where or {}).items())]
 
     def write_samples(self, path: Path) -> None:
@@ -225,16 +225,16 @@ class Table:
 
 
 def over_baseline(rows: Iterable[Row], *, everywhere: bool = False) -> dict[str, Estimate]:
-    """Each form over the baseline, the geometric mean over the cells in which it ran.
+    """Each variant over the baseline, the geometric mean over the cells in which it ran.
 
-    With `everywhere` only those forms that ran in as many cells as any other.
+    With `everywhere` only those variants that ran in as many cells as any other.
     """
     cells: dict[str, list[Estimate]] = {}
     for each in rows:
         if each.status == "ok" and each.gain is not None:
-            cells.setdefault(each.form, []).append(each.gain)
+            cells.setdefault(each.variant, []).append(each.gain)
     most = max(map(len, cells.values()), default=0)
-    return {form: estimates.geometric_mean(of) for form, of in cells.items() if len(of) == most or not everywhere}
+    return {variant: estimates.geometric_mean(of) for variant, of in cells.items() if len(of) == most or not everywhere}
 
 
 def fits(value: Any, wanted: Any) -> bool:

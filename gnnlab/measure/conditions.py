@@ -1,6 +1,6 @@
 """The conditions under which torch computes, set and not inherited: threads, and how exact float32 products are.
 
-fast = under(conv, precision="medium")     # a form whose products may be relaxed, in each of its calls
+fast = under(conv, precision="medium")     # a variant whose products may be relaxed, in each of its calls
 onnx = under(session_run, runtime="onnxruntime 1.31", precision="int8")      # what computes it, in its rows
 with Conditions(1, "highest").applied(): ...
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, as torch names them
-OWN_PRECISIONS = ("float32", "float16", "bfloat16", "int8")  # what a form computes in by itself
+OWN_PRECISIONS = ("float32", "float16", "bfloat16", "int8")  # what a variant computes in by itself
 
 
 def products() -> str:
@@ -58,40 +58,40 @@ class Conditions:
 
 
 class under:
-    """`form` with so many threads of torch, or with float32 products so exact, in each of its calls.
+    """`variant` with so many threads of torch, or with float32 products so exact, in each of its calls.
 
     A `precision` of `OWN_PRECISIONS` and the fields `row` (runtime, device, notes) change nothing: they are said in the
-    rows of the form.
+    rows of the variant.
 
     Raises:
         ValueError: a precision that is not known.
     """
 
     def __init__(
-        self, form: Callable[..., Any], *, threads: int | None = None, precision: str | None = None, **row: Any
+        self, variant: Callable[..., Any], *, threads: int | None = None, precision: str | None = None, **row: Any
     ) -> None:
         if precision not in (None, *PRECISIONS, *OWN_PRECISIONS):
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS + OWN_PRECISIONS)}, got {precision!r}")
         products, now = precision if precision in PRECISIONS else None, Conditions.now()
         own = {"precision": precision if precision in OWN_PRECISIONS else None, "threads": threads}
-        self.form, self.row = form, row_of(form) | row | {name: value for name, value in own.items() if value}
+        self.variant, self.row = variant, row_of(variant) | row | {name: value for name, value in own.items() if value}
         changes = bool(threads or products)
         self.conditions = Conditions(threads or now.threads, products or now.precision) if changes else None
-        bare = getattr(form, "_orig_mod", form)  # a compiled module has the signature of its own
+        bare = getattr(variant, "_orig_mod", variant)  # a compiled module has the signature of its own
         self.__signature__ = inspect.signature(bare.forward if hasattr(bare, "forward") else bare)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         with self.conditions.applied() if self.conditions else nullcontext():
-            return self.form(*arguments, **named)
+            return self.variant(*arguments, **named)
 
 
-def row_of(form: Any) -> dict[str, Any]:
-    """What the rows of a form say besides: its own `row`, or those of what it is bound to (the arguments of a partial,
-    the object of a method)."""
-    own = getattr(form, "row", None)
+def row_of(variant: Any) -> dict[str, Any]:
+    """What the rows of a variant say besides: its own `row`, or those of what it is bound to (the arguments of a
+    partial, the object of a method)."""
+    own = getattr(variant, "row", None)
     if isinstance(own, Mapping):
         return dict(own)
-    if isinstance(form, partial):
-        bound = (form.func, *form.args, *form.keywords.values())
+    if isinstance(variant, partial):
+        bound = (variant.func, *variant.args, *variant.keywords.values())
         return {name: value for part in bound for name, value in row_of(part).items()}
-    return row_of(form.__self__) if inspect.ismethod(form) else {}
+    return row_of(variant.__self__) if inspect.ismethod(variant) else {}

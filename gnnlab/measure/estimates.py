@@ -1,6 +1,6 @@
-"""A number with its interval: of samples, of the ratio of two forms, over several cells, over several runs.
+"""A number with its interval: of samples, of the ratio of two variants, over several cells, over several runs.
 
-    ratio(baseline_ms, form_ms, control_ms)      # of one cell; what the A/A control shows is in its interval
+    ratio(baseline_ms, variant_ms, control_ms)      # of one cell; what the A/A control shows is in its interval
     geometric_mean([...])                        # over cells that were measured by themselves
     combine_runs([...])                          # over runs of a notebook, each in a process of its own
 
@@ -21,7 +21,7 @@ from scipy.special import bdtr, stdtrit  # not scipy.stats, which takes a second
 LEAST_SAMPLES = 6  # whose extremes hold the median in 97 of 100 cases, as those of five do in 94
 LEAST_GROUPS = 3  # runs or clusters; Student's interval of two is 12.7 standard errors
 BLOCKS, LEAST_OF_BLOCKS = 6, 24  # of samples in their order, and how many there have to be
-CONTROL = "A/A"  # the form that is the baseline a second time
+CONTROL = "A/A"  # the variant that is the baseline a second time
 CONFIDENCE = "95 % confidence"  # what an interval is: of the statistic
 PREDICTION = "90 % prediction"  # of a single new value
 PREDICTION_95 = "95 % prediction"
@@ -162,16 +162,18 @@ def percentile(samples: Sequence[float], q: int) -> float | None:
     return float(np.percentile(samples, q)) if len(samples) >= PERCENTILE_FLOORS[q] else None
 
 
-def ratio(baseline: Sequence[float], form: Sequence[float], control: Sequence[float] | None = None) -> Estimate:
-    """How many times as fast `form` is as `baseline`, the median of the ratios within a round.
+def ratio(baseline: Sequence[float], variant: Sequence[float], control: Sequence[float] | None = None) -> Estimate:
+    """How many times as fast `variant` is as `baseline`, the median of the ratios within a round.
 
     The arguments are times (n,), one a round, of rounds that were interleaved. `control` are times of the baseline run
     a second time in each round (A/A): what its ratio differs from 1 by is noise of this race, and widens the interval
     by the same factor on both sides.
     """
-    base, other = np.asarray(baseline, dtype=float), np.asarray(form, dtype=float)
+    base, other = np.asarray(baseline, dtype=float), np.asarray(variant, dtype=float)
     if base.shape != other.shape:
-        raise ValueError(f"ratio: {base.size} times of the baseline, {other.size} of the form; each round needs both")
+        raise ValueError(
+            f"ratio: {base.size} times of the baseline, {other.size} of the variant; each round needs both"
+        )
     estimate = summary(base / other)
     return estimate if control is None else estimate.widened(noise_floor(base, np.asarray(control, dtype=float)))
 

@@ -1,12 +1,12 @@
-"""A race: forms that compute the same, as a dict, over named inputs. Checked first, then timed interleaved: nothing is
-timed before a `BaselineOutput` says that two forms compute the same.
+"""A race: variants that compute the same, as a dict, over named inputs. Checked first, then timed interleaved: nothing
+is timed before a `BaselineOutput` says that two variants compute the same.
 
-    forms = {"PyG": conv, "torch.compile": torch.compile(conv), "mine": lambda x, edge_index: ...}
-    raced = race_forms(forms, {"x": x, "edge_index": edge_index}, budget_s=1)
-    raced["mine"].ratio                  # of the first form's time over this one's, an `Estimate`
+    variants = {"PyG": conv, "torch.compile": torch.compile(conv), "mine": lambda x, edge_index: ...}
+    raced = race_variants(variants, {"x": x, "edge_index": edge_index}, budget_s=1)
+    raced["mine"].ratio                  # of the first variant's time over this one's, an `Estimate`
 
-The first form is the baseline. A form takes those of the inputs that its arguments name, or all of them in order where
-they are a tuple. One that fails, or computes something else, is not timed, and says why.
+The first variant is the baseline. A variant takes those of the inputs that its arguments name, or all of them in order
+where they are a tuple. One that fails, or computes something else, is not timed, and says why.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from .tensors import device_of
 
 INPUT_PERTURBATIONS = 8  # inputs with other last bits, on which the baseline's own error is taken
 ITEMS = 256  # in a sample of a baseline that takes them one by one; with 64, in cold caches, each took 7 % longer
-LEAST_ROUNDS = 12  # so that half of them, where the fastest form is chosen on the other half, still have an interval
+LEAST_ROUNDS = 12  # so that half of them, where the fastest variant is chosen on the other half, still have an interval
 MODES = ("inference", "training", "plain")
 Inputs = Any  # a mapping by the names of arguments, a tuple of them, or the only one
-Form = Callable[..., Any]
+Variant = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Raced:
-    """What became of one form: its times in ms, one a round, or the reason why there are none."""
+    """What became of one variant: its times in ms, one a round, or the reason why there are none."""
 
     times_ms: np.ndarray | None = None
-    ratio: Estimate | None = None  # over the first form; None for that form itself
+    ratio: Estimate | None = None  # over the first variant; None for that variant itself
     parity_error: float | None = None
     conditions: Conditions | None = None
     reason: str | None = None
-    missing: bool = False  # what it needs is not here, which is no failure of the form
+    missing: bool = False  # what it needs is not here, which is no failure of the variant
     notes: tuple[str, ...] = ()
     device: str = "cpu"  # for which the clock waited
 
 
-def race_forms(
-    forms: Mapping[str, Form],
+def race_variants(
+    variants: Mapping[str, Variant],
     inputs: Inputs,
     *,
     tolerance: float | Mapping[str, float] = RTOL_FLOAT32,
@@ -69,45 +69,45 @@ def race_forms(
     per: int = 1,
     one_by_one: str | None = None,
 ) -> dict[str, Raced]:
-    """Every form by its name, the baseline first, then the baseline a second time ("A/A").
+    """Every variant by its name, the baseline first, then the baseline a second time ("A/A").
 
     Args:
         tolerance: by which outputs may differ from the baseline's, relative to its largest magnitude; a mapping gives
-            single forms a bound of their own, which stands. Where others differ by more and the baseline is a module,
-            float64 decides: a form is right, too, that is at most `FP32_SLACK` times as far off as the baseline is, on
-            these inputs or on some that differ in their last bits.
+            single variants a bound of their own, which stands. Where others differ by more and the baseline is a
+            module, float64 decides: a variant is right, too, that is at most `FP32_SLACK` times as far off as the
+            baseline is, on these inputs or on some that differ in their last bits.
         mode: in "training" a call is the forward and the backward pass, with a fixed gradient of the output, and the
             gradients of inputs and of parameters of the same name have to agree, too. In "plain" gradients are on
-            unless a form turns them off itself.
-        device: that the clock waits for; else that of the tensors of forms, inputs and results.
+            unless a variant turns them off itself.
+        device: that the clock waits for; else that of the tensors of variants, inputs and results.
         per: items that a call works through; times are those of one of them.
         one_by_one: an input whose items the baseline takes one by one: it is timed on the next `ITEMS` of them, and its
             time is that of all.
 
     Raises:
-        GnnlabError: no forms, an unknown mode, or a baseline that fails.
+        GnnlabError: no variants, an unknown mode, or a baseline that fails.
     """
-    if not forms or mode not in MODES:
-        raise GnnlabError(f"a race needs forms and a mode of {', '.join(MODES)}; got {len(forms)} and {mode!r}")
-    calls, base = {name: call_of(form, inputs, mode) for name, form in forms.items()}, next(iter(forms))
-    with unchanged(forms, trains=False), torch.inference_mode(mode == "inference"), warnings.catch_warnings():
+    if not variants or mode not in MODES:
+        raise GnnlabError(f"a race needs variants and a mode of {', '.join(MODES)}; got {len(variants)} and {mode!r}")
+    calls, base = {name: call_of(variant, inputs, mode) for name, variant in variants.items()}, next(iter(variants))
+    with unchanged(variants, trains=False), torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        checked, output = _checked(calls, tolerance, cache(lambda: _exact(forms[base], inputs, mode)))
-        where = device_of(list(forms.values()), inputs, output) if device is None else device
+        checked, output = _checked(calls, tolerance, cache(lambda: _exact(variants[base], inputs, mode)))
+        where = device_of(list(variants.values()), inputs, output) if device is None else device
         each, part = {name: calls[name] for name, one in checked.items() if one.reason is None}, 1.0
         if one_by_one and len(inputs[one_by_one]) > ITEMS:
             part, turns = ITEMS / len(inputs[one_by_one]), cycle(inputs[one_by_one])
-            each[base] = lambda: call_of(forms[base], {**inputs, one_by_one: list(islice(turns, ITEMS))}, mode)()
+            each[base] = lambda: call_of(variants[base], {**inputs, one_by_one: list(islice(turns, ITEMS))}, mode)()
         timed = timing.race(each, control=True, budget_s=budget_s, device=where, least=LEAST_ROUNDS)
     ms = {name: np.asarray(times.samples_ms) / per for name, times in timed.items()}
     ms |= {name: ms[name] / part for name in (base, CONTROL)}
     result, in_turns = {}, (f"timed on {ITEMS} items at a time, which take turns",) * (part < 1)
-    for name in [base, CONTROL, *list(forms)[1:]]:
+    for name in [base, CONTROL, *list(variants)[1:]]:
         raced = replace(checked.get(name, Raced()), device=str(where))
         if raced.reason is None:
-            form, noise = forms.get(name, forms[base]), None if name == CONTROL else ms[CONTROL]
+            variant, noise = variants.get(name, variants[base]), None if name == CONTROL else ms[CONTROL]
             ratio = None if name == base else estimates.ratio(ms[base], ms[name], noise)
-            conditions = (isinstance(form, under) and form.conditions) or Conditions.now()
+            conditions = (isinstance(variant, under) and variant.conditions) or Conditions.now()
             notes = timed[name].notes + in_turns * (name in (base, CONTROL))
             raced = replace(raced, times_ms=ms[name], ratio=ratio, conditions=conditions, notes=notes)
         result[name] = raced
@@ -115,9 +115,9 @@ def race_forms(
 
 
 def _checked(
-    calls: Mapping[str, Form], tolerance: float | Mapping[str, float], exact: Callable[[], tuple[Any, float] | None]
+    calls: Mapping[str, Variant], tolerance: float | Mapping[str, float], exact: Callable[[], tuple[Any, float] | None]
 ) -> tuple[dict[str, Raced], Any]:
-    """How far off each form is, or the reason why it cannot be timed; and what the baseline gave."""
+    """How far off each variant is, or the reason why it cannot be timed; and what the baseline gave."""
     bounds, common = (tolerance, RTOL_FLOAT32) if isinstance(tolerance, Mapping) else ({}, tolerance)
     base, *others = calls
     try:
@@ -132,7 +132,7 @@ def _checked(
             if not error <= bound and name not in bounds and (known := exact()) is not None:
                 truth, own = known
                 error, bound = _error(calls[name](), truth, name), max(bound, FP32_SLACK * own)
-        except Exception as problem:  # whatever a form of the reader raises: the others still race
+        except Exception as problem:  # whatever a variant of the reader raises: the others still race
             ours = isinstance(problem, (ParityError, Unavailable))
             reason = str(problem) if ours else f"does not run here: {one_line(problem)}"
             checked[name] = Raced(reason=reason, missing=isinstance(problem, Unavailable))
@@ -144,14 +144,14 @@ def _checked(
     return checked, baseline.value
 
 
-def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
-    """What a module gives in float64, and how far off it is itself; None of another form, or where float64 fails.
+def _exact(variant: Variant, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
+    """What a module gives in float64, and how far off it is itself; None of another variant, or where float64 fails.
 
     Its own error is the largest on these inputs and on others that differ in their last bits, `INPUT_PERTURBATIONS` in
     all. One is not enough: where a maximum has a near tie, or a variance is almost nothing, it is luck which edge has
     the gradient.
     """
-    if not isinstance(form, nn.Module):
+    if not isinstance(variant, nn.Module):
         return None
     draw, truth, own = torch.Generator().manual_seed(0), None, 0.0
 
@@ -159,10 +159,10 @@ def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
         return value * (1 + parity.EPSILON * torch.randint(-1, 2, value.shape, generator=draw).to(value))
 
     try:
-        wide = copy.deepcopy(form).double()
+        wide = copy.deepcopy(variant).double()
         for _ in range(INPUT_PERTURBATIONS):
             exact = call_of(wide, in_float64(inputs), mode)()
-            own = max(own, _error(call_of(form, inputs, mode)(), exact, "the baseline"))
+            own = max(own, _error(call_of(variant, inputs, mode)(), exact, "the baseline"))
             truth = exact if truth is None else truth
             inputs = of_floats(inputs, last_bits)
     except Exception:  # modules may refuse to be copied, or make float32 tensors of their own
@@ -171,7 +171,7 @@ def _exact(form: Form, inputs: Inputs, mode: str) -> tuple[Any, float] | None:
 
 
 def _error(got: Any, expected: Any, name: str) -> Deviation:
-    """Relative error, of a training step also of its gradients: a form that leaves one out computes less."""
+    """Relative error, of a training step also of its gradients: a variant that leaves one out computes less."""
     if not (isinstance(expected, _Step) and isinstance(got, _Step)):
         return comparable(got, expected, name)
     if lacking := sorted(expected.gradients.keys() - got.gradients.keys()):
@@ -207,11 +207,11 @@ def comparable(got: Any, expected: Any, name: str, floor: float = 0.0) -> Deviat
 
 
 class BaselineOutput:
-    """What a form gives, to compare others with. A first call is not compared, for it may be inexact: each form is
-    called once before, and both are once again where they differ.
+    """What a variant gives, to compare others with. A first call is not compared, for it may be inexact: each variant
+    is called once before, and both are once again where they differ.
 
-    `error(got, expected, name)` gives the relative error, `comparable` unless given. With `warm` all forms were called
-    before. What `call` raises goes to the caller.
+    `error(got, expected, name)` gives the relative error, `comparable` unless given. With `warm` all variants were
+    called before. What `call` raises goes to the caller.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class BaselineOutput:
         return call()
 
     def error_of(self, call: Callable[[], Any], allowed: float = RTOL_FLOAT32, name: str = "candidate") -> float:
-        """The relative error of what another form gives, which is above `allowed` if it is so twice.
+        """The relative error of what another variant gives, which is above `allowed` if it is so twice.
 
         Raises:
             ParityError: the results cannot be compared, or the baseline itself gives two results for one input.
@@ -246,19 +246,19 @@ class BaselineOutput:
         return self._error(call(), again, name)
 
 
-def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:
-    """A function without arguments that calls `form` with its part of the inputs; in mode "training" also backward, to
-    the inputs that want gradients and the form's parameters."""
+def call_of(variant: Variant, inputs: Inputs, mode: str = "inference") -> Callable[[], Any]:
+    """A function without arguments that calls `variant` with its part of the inputs; in mode "training" also backward,
+    to the inputs that want gradients and the variant's parameters."""
     if isinstance(inputs, Mapping):
-        names = _named(form, inputs)
+        names = _named(variant, inputs)
         given = {name: value for name, value in inputs.items() if name in names}
-        bound = partial(form, **given)
+        bound = partial(variant, **given)
     else:
         given = dict(enumerate(inputs if isinstance(inputs, tuple | list) else (inputs,)))
-        bound = partial(form, *given.values())
+        bound = partial(variant, *given.values())
     if mode != "training":
         return bound
-    module = form.form if isinstance(form, under) else form
+    module = variant.variant if isinstance(variant, under) else variant
     leaves = {f"input {of}": t for of, t in given.items() if isinstance(t, torch.Tensor) and t.requires_grad}
     if isinstance(module, nn.Module):
         named = {name.removeprefix("_orig_mod."): p for name, p in module.named_parameters()}
@@ -268,17 +268,18 @@ def call_of(form: Form, inputs: Inputs, mode: str = "inference") -> Callable[[],
     conditions = Conditions.now()
 
     def step() -> _Step:
-        with conditions.applied():  # a form may leave threads of its own for the backward pass, not for others
+        with conditions.applied():  # a variant may leave threads of its own for the backward pass, not for others
             output, gradients = backward()
         return _Step(output, {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None})
 
     return step
 
 
-def _named(form: Form, inputs: Mapping[str, Any]) -> set[str]:
-    """The inputs that a form names as arguments; all where it takes any; a compiled module takes those of its own."""
-    form = getattr(form, "_orig_mod", form)
-    arguments = inspect.signature(form.forward if isinstance(form, nn.Module) else form).parameters.values()
+def _named(variant: Variant, inputs: Mapping[str, Any]) -> set[str]:
+    """The inputs that a variant names as arguments; all where it takes any; a compiled module takes those of its
+    own."""
+    variant = getattr(variant, "_orig_mod", variant)
+    arguments = inspect.signature(variant.forward if isinstance(variant, nn.Module) else variant).parameters.values()
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
         return set(inputs)
     return {argument.name for argument in arguments}

@@ -43,19 +43,19 @@ def set_seed(seed: int) -> None:
     torch.manual_seed(int(seed))
 
 
-_INSIDE = {  # what a form of a kind calls, as far as it shows
-    Mapping: lambda forms: forms.values(),
+_INSIDE = {  # what a variant of a kind calls, as far as it shows
+    Mapping: lambda variants: variants.values(),
     (list, tuple): list,
-    under: lambda form: [form.form],
-    partial: lambda form: [form.func, form.args, form.keywords],
-    MethodType: lambda form: [form.__self__],
-    FunctionType: lambda form: inspect.getclosurevars(form).nonlocals.values(),
+    under: lambda variant: [variant.variant],
+    partial: lambda variant: [variant.func, variant.args, variant.keywords],
+    MethodType: lambda variant: [variant.__self__],
+    FunctionType: lambda variant: inspect.getclosurevars(variant).nonlocals.values(),
 }
 
 
 def modules_in(work: Any) -> list[nn.Module]:
-    """The modules that a form, or a mapping or sequence of forms, calls as far as it shows: itself, what it is bound to
-    and what it closes over."""
+    """The modules that a variant, or a mapping or sequence of variants, calls as far as it shows: itself, what it is
+    bound to and what it closes over."""
     found, waiting, seen = [], [work], set()
     while waiting:
         one = waiting.pop()

@@ -1,7 +1,7 @@
-"""How long a form takes, and which of several forms is faster.
+"""How long a variant takes, and which of several variants is faster.
 
-    timing = measure(lambda: model(x))                       # one form: median, interval, all samples
-    race({"plain": plain, "fused": fused})                   # several forms, interleaved; the first is the baseline
+    timing = measure(lambda: model(x))                       # one variant: median, interval, all samples
+    race({"plain": plain, "fused": fused})                   # several variants, interleaved; the first is the baseline
     with stopwatch() as took: session = compile_it()         # what happens once: took.s, no interval
 
 The rules behind it are in docs/measuring.md.
@@ -24,13 +24,13 @@ from gnnswap.cost import quiet
 
 from .estimates import CONTROL, LEAST_SAMPLES, interval_so_far, median_interval, order_interval
 
-Form = Callable[[], Any]
+Variant = Callable[[], Any]
 Clock = Callable[[], float]  # seconds
 
 TARGET = 0.02  # half-width of the interval over the median
 FIRST_SAMPLES = 24
 MOST_SAMPLES = 2000
-SHORTEST_SAMPLE_S = 5e-4  # shorter forms are called several times a sample, so that the clock's grain vanishes
+SHORTEST_SAMPLE_S = 5e-4  # shorter variants are called several times a sample, so that the clock's grain vanishes
 _WARM_SHARE = 0.3  # of the budget
 _WARM_BLOCK = 5
 _DRIFT = 0.05
@@ -90,7 +90,7 @@ class stopwatch:
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one call of a form took: every sample in ms, in their order, their median and its 95 % interval."""
+    """How long one call of a variant took: every sample in ms, in their order, their median and its 95 % interval."""
 
     samples_ms: tuple[float, ...]
     notes: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Timing:
 
 
 def measure(
-    form: Callable[..., Any],
+    variant: Callable[..., Any],
     *,
     setup: Callable[[], Any] | None = None,
     device: Any = None,
@@ -118,14 +118,14 @@ def measure(
     budget_s: float = 2.0,
     clock: Clock = time.perf_counter,
 ) -> Timing:
-    """Time one form until the interval of its median is within `target` or `budget_s` seconds are spent.
+    """Time one variant until the interval of its median is within `target` or `budget_s` seconds are spent.
 
     Six samples are taken in any case, the fewest that a 95 % interval can be made of.
 
-    With `setup`, each sample is one call `form(setup())` and the set-up is not timed (a backward pass needs a new
+    With `setup`, each sample is one call `variant(setup())` and the set-up is not timed (a backward pass needs a new
     graph). Each sample begins and ends when `device` is idle (`synchronizer`). `clock` is for tests.
     """
-    run = _Sampler(form, setup, device, clock)
+    run = _Sampler(variant, setup, device, clock)
     with quiet():
         run.sample_ms()  # what is compiled in the first call is not in the budget
         deadline = clock() + budget_s
@@ -138,7 +138,7 @@ def measure(
 
 
 def sample(
-    form: Callable[..., Any],
+    variant: Callable[..., Any],
     *,
     runs: int,
     warm_up: int = 0,
@@ -147,13 +147,13 @@ def sample(
     clock: Clock = time.perf_counter,
 ) -> list[float]:
     """ms of each of `runs` single calls after `warm_up` that do not count; a fixed number, where one is asked for."""
-    run = _Sampler(form, setup, device, clock)
+    run = _Sampler(variant, setup, device, clock)
     with quiet():
         return [run.sample_ms() for _ in range(warm_up + runs)][warm_up:]
 
 
 def race(
-    forms: Mapping[str, Form],
+    variants: Mapping[str, Variant],
     *,
     control: bool = False,
     device: Any = None,
@@ -163,19 +163,19 @@ def race(
     least: int = LEAST_SAMPLES,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time forms that compute the same, interleaved: in each round every form runs once, in random order.
+    """Time variants that compute the same, interleaved: in each round every variant runs once, in random order.
 
-    Check first that they do (`race.require_equal`). The first form is the baseline, which has no notes; notes of the
+    Check first that they do (`race.require_equal`). The first variant is the baseline, which has no notes; notes of the
     others refer to its times over theirs (`estimates.ratio`). With `control` the baseline runs a second time in each
     round under the name "A/A": what that comparison shows is this run's noise floor. `least` rounds are run whatever
     the budget.
     """
-    if CONTROL in forms:
-        raise ValueError(f"race: {CONTROL!r} names the control, not a form; give that form another name")
-    names = [*forms][:1] + [CONTROL] * control + [*forms][1:]
+    if CONTROL in variants:
+        raise ValueError(f"race: {CONTROL!r} names the control, not a variant; give that variant another name")
+    names = [*variants][:1] + [CONTROL] * control + [*variants][1:]
     if len(names) < 2:
         raise ValueError("race: no candidates; give at least one, or control=True for the noise floor alone")
-    samplers = [_Sampler(forms[names[0] if name == CONTROL else name], None, device, clock) for name in names]
+    samplers = [_Sampler(variants[names[0] if name == CONTROL else name], None, device, clock) for name in names]
     with quiet():
         for sampler in samplers:
             sampler.sample_ms()
@@ -190,11 +190,11 @@ def race(
     return timings
 
 
-def control_differences(form: Form, *, repeats: int = 130, budget_s: float = 0.2, **options: Any) -> list[float]:
+def control_differences(variant: Variant, *, repeats: int = 130, budget_s: float = 0.2, **options: Any) -> list[float]:
     """|ratio - 1| in percent that each of `repeats` A/A comparisons reports; `options` are those of `race`."""
     differences = []
     for seed in range(repeats):
-        raced = race({"once": form}, control=True, budget_s=budget_s, seed=seed, **options)
+        raced = race({"once": variant}, control=True, budget_s=budget_s, seed=seed, **options)
         once, again = (np.asarray(timed.samples_ms) for timed in raced.values())
         differences.append(100 * abs(float(np.median(once / again)) - 1))
     return differences
@@ -204,26 +204,26 @@ def control_differences(form: Form, *, repeats: int = 130, budget_s: float = 0.2
 
 
 class _Sampler:
-    """One form: synchronized, and called often enough in a sample for the clock."""
+    """One variant: synchronized, and called often enough in a sample for the clock."""
 
-    def __init__(self, form: Callable[..., Any], setup: Callable[[], Any] | None, device: Any, clock: Clock) -> None:
-        self.form, self.setup, self.clock = form, setup, clock
+    def __init__(self, variant: Callable[..., Any], setup: Callable[[], Any] | None, device: Any, clock: Clock) -> None:
+        self.variant, self.setup, self.clock = variant, setup, clock
         self.synchronize, self.calls = synchronizer(device), 1
 
     def sample_ms(self) -> float:
         """ms per call."""
         arguments = () if self.setup is None else (self.setup(),)
-        form, calls = self.form, range(self.calls)
+        variant, calls = self.variant, range(self.calls)
         self.synchronize()
         start = self.clock()
         for _ in calls:
-            form(*arguments)
+            variant(*arguments)
         self.synchronize()
         return (self.clock() - start) * 1e3 / self.calls
 
     def warm_up(self, seconds: float) -> bool:
         """Run until two blocks in a row have the same median within 2 %, and tell whether they do. The first block says
-        how often the form is called in a sample."""
+        how often the variant is called in a sample."""
         before, deadline = math.inf, self.clock() + seconds
         while True:
             block = [self.sample_ms()]
@@ -239,17 +239,18 @@ class _Sampler:
 
 
 def _rounds(
-    forms: Sequence[_Sampler], order: np.random.Generator, target: float, deadline: float, least: int = LEAST_SAMPLES
+    variants: Sequence[_Sampler], order: np.random.Generator, target: float, deadline: float, least: int = LEAST_SAMPLES
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(rounds, forms) ms per call: rounds until the interval of every ratio (of a single form: of its times) is narrow
-    enough or the time is over, but at least `least`. And a note where the hypervisor took more than 2 % of the time."""
+    """(rounds, variants) ms per call: rounds until the interval of every ratio (of a single variant: of its times) is
+    narrow enough or the time is over, but at least `least`. And a note where the hypervisor took more than 2 % of the
+    time."""
     rounds: list[list[float]] = []
-    wanted, clock = FIRST_SAMPLES, forms[0].clock
+    wanted, clock = FIRST_SAMPLES, variants[0].clock
     stolen_s, started = _steal_s(), clock()
     while len(rounds) < wanted and (clock() < deadline or len(rounds) < least):
-        times = [0.0] * len(forms)
-        for i in order.permutation(len(forms)):
-            times[i] = forms[i].sample_ms()
+        times = [0.0] * len(variants)
+        for i in order.permutation(len(variants)):
+            times[i] = variants[i].sample_ms()
         rounds.append(times)
         if len(rounds) == wanted:
             base, *others = np.asarray(rounds).T

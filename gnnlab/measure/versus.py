@@ -1,11 +1,11 @@
-"""One form against another in fresh processes: how many times as fast, and how much memory at its peak.
+"""One variant against another in fresh processes: how many times as fast, and how much memory at its peak.
 
     slow, fast, graph = Made("my_claims:slow"), Made("my_claims:fast"), Made("my_claims:graph", {"nodes": 1000})
     result = versus(slow, fast, graph, processes=5, seconds=2.0)
     result.speed, result.memory
 
-Both forms are made and compared in each process, then timed in turns. The interval covers differences between processes
-(placement of arrays, choice of core) only if there are several.
+Both variants are made and compared in each process, then timed in turns. The interval covers differences between
+processes (placement of arrays, choice of core) only if there are several.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gnnswap.cost import peak_memory
 
 from . import estimates, timing
 from .estimates import CONTROL, Estimate
-from .race import LEAST_ROUNDS, RTOL_FLOAT32, call_of, race_forms
+from .race import LEAST_ROUNDS, RTOL_FLOAT32, call_of, race_variants
 from .tensors import device_of
 
 LIMIT_S = 600.0  # of one process beside its sampling: compiling is slow
 START_S = 4.0  # what it takes to load torch, PyG and a model
-CALLS = 60  # of a slow form in a process, at least: compared, warm, and in the fewest rounds, twice in each
-TURN_S = 0.1  # of a form, where the two are in processes of their own
+CALLS = 60  # of a slow variant in a process, at least: compared, warm, and in the fewest rounds, twice in each
+TURN_S = 0.1  # of a variant, where the two are in processes of their own
 PEAK_CALLS = 3  # the first one, which may prepare something, and later ones beside what it kept
 TOO_SMALL_MIB = 8.0
 MIB = 2**20
@@ -66,7 +66,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Peak:
-    """MiB of a form at its peak beside model and inputs, over its first calls, with what it keeps between them.
+    """MiB of a variant at its peak beside model and inputs, over its first calls, with what it keeps between them.
 
     `torch_mib` is what torch's allocator counts, `process_mib` how far the memory of the process rose, None where the
     system does not tell. `agrees`: are both the same but for noise? None on CUDA, where the allocator sees all.
@@ -87,7 +87,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Memory:
-    """The peaks of both forms. `ratio`: before over after by torch's count, or None, and then `why` says why not."""
+    """The peaks of both variants. `ratio`: before over after by torch's count, or None, and then `why` says why not."""
 
     before: Peak
     after: Peak
@@ -164,15 +164,15 @@ def versus(
     tell: Callable[[str], None] = lambda line: None,
     enough: Callable[[Estimate], bool] = lambda first: False,
 ) -> Versus:
-    """Compare and time two forms in fresh processes, `seconds` of sampling in each.
+    """Compare and time two variants in fresh processes, `seconds` of sampling in each.
 
-    `inputs` makes what both are called with; `mode` and `tolerance` are those of `race_forms`. One process has the
+    `inputs` makes what both are called with; `mode` and `tolerance` are those of `race_variants`. One process has the
     interval within it, three and more have that over processes; two make none. With an `environment` (as of the memory
-    allocator) `after` runs in a process of its own that has it, in turns with that of `before`. With `memory` each form
-    gets one more process, for its peak. `enough` may end it after the first process.
+    allocator) `after` runs in a process of its own that has it, in turns with that of `before`. With `memory` each
+    variant gets one more process, for its peak. `enough` may end it after the first process.
 
     Raises:
-        GnnlabError: two processes or none, a form fails, hangs or ends its process, or results differ.
+        GnnlabError: two processes or none, a variant fails, hangs or ends its process, or results differ.
     """
     require_processes(processes)
     sides = {"before": asdict(before), "after": asdict(after), "inputs": asdict(inputs), "mode": mode}
@@ -218,7 +218,7 @@ def _speed(raced: Mapping[str, Any]) -> Estimate:
 
 
 def _in_turns(here: Callable[..., Any], there: Callable[..., Any], sides: dict[str, Any], seconds: float) -> Any:
-    """Times in ms of both forms, each in its process, and of the first one again: a turn of both is a round."""
+    """Times in ms of both variants, each in its process, and of the first one again: a turn of both is a round."""
     rounds: list[Sequence[float]] = []
     ends = time.monotonic() + seconds
     while len(rounds) < LEAST_ROUNDS or time.monotonic() < ends:
@@ -228,7 +228,7 @@ def _in_turns(here: Callable[..., Any], there: Callable[..., Any], sides: dict[s
 
 def _peak(ask: Callable[..., Any], sides: dict[str, Any], name: str, environment: Mapping[str, str] | None) -> Peak:
     with Worker(keep_memory=False, **(FREED_AT_ONCE | dict(environment or {}))) as worker:
-        return Peak(**ask(worker, "peak", form=sides[name], inputs=sides["inputs"], mode=sides["mode"]))
+        return Peak(**ask(worker, "peak", variant=sides[name], inputs=sides["inputs"], mode=sides["mode"]))
 
 
 # ---- in the processes -----------------------------------------------------------------------------------------------
@@ -243,8 +243,8 @@ def race(
     seconds: float,
 ) -> dict[str, Any]:
     """Times in ms of each round of before, before again and after; after's error, conditions and device."""
-    forms = {"before": Made(**before)(), "after": Made(**after)()}
-    raced = race_forms(forms, Made(**inputs)(), mode=mode, tolerance=tolerance, budget_s=seconds)
+    variants = {"before": Made(**before)(), "after": Made(**after)()}
+    raced = race_variants(variants, Made(**inputs)(), mode=mode, tolerance=tolerance, budget_s=seconds)
     if raced["after"].times_ms is None:
         raise ParityError("after: " + raced["after"].reason.removeprefix("after: "))
     about = {"error": raced["after"].parity_error, "conditions": str(raced["after"].conditions)}
@@ -255,10 +255,10 @@ def race(
 def turn(
     before: Mapping[str, Any], after: Mapping[str, Any], inputs: Mapping[str, Any], mode: str, names: Sequence[str]
 ) -> list[float]:
-    """ms of each of the named forms: the median of some calls, after one that does not count."""
-    forms, medians = {"before": before, "after": after}, []
+    """ms of each of the named variants: the median of some calls, after one that does not count."""
+    variants, medians = {"before": before, "after": after}, []
     for name in names:
-        call, where = _called(json.dumps([forms[name], inputs, mode]))
+        call, where = _called(json.dumps([variants[name], inputs, mode]))
         with torch.inference_mode(mode == "inference"):
             (first_ms,) = timing.sample(call, runs=1, device=where)
             runs = min(max(int(1e3 * TURN_S / first_ms), 1), 100)
@@ -268,19 +268,19 @@ def turn(
 
 @functools.cache
 def _called(about: str) -> tuple[Callable[[], Any], torch.device]:
-    form, inputs, mode = json.loads(about)
-    made, given = Made(**form)(), Made(**inputs)()
+    variant, inputs, mode = json.loads(about)
+    made, given = Made(**variant)(), Made(**inputs)()
     return call_of(made, given, mode), device_of(made, given)
 
 
-def peak(form: Mapping[str, Any], inputs: Mapping[str, Any], mode: str) -> dict[str, Any]:
+def peak(variant: Mapping[str, Any], inputs: Mapping[str, Any], mode: str) -> dict[str, Any]:
     """The fields of a `Peak`. All is made twice: what loads code and starts threads is done by the first time."""
-    about = json.dumps([form, inputs, mode])
+    about = json.dumps([variant, inputs, mode])
     with torch.inference_mode(mode == "inference"):
         for _ in range(PEAK_CALLS):
             _called(about)[0]()
         _called.cache_clear()
-        Made(**form).forget()
+        Made(**variant).forget()
         gc.collect()
         call, where = _called(about)
 

@@ -197,8 +197,8 @@ class Case:
 class EquivalenceResult:
     """`error`: the largest over all tensors, relative to what it is compared with; at most `ALLOWED` where it passed.
 
-    `passed`: graphs on which it did. `wrong`: graphs with what was off, or how the fast form failed. `skipped`: graphs
-    that the user's own model does not take, with why.
+    `passed`: graphs on which it did. `wrong`: graphs with what was off, or how the fast variant failed. `skipped`:
+    graphs that the user's own model does not take, with why.
     """
 
     error: float
@@ -236,9 +236,10 @@ def reference(user: UserModel) -> dict[str, Case]:
 
 
 def compare(
-    form: nn.Module, user: UserModel, cases: Mapping[str, Case], names: Collection[str] | None = None
+    variant: nn.Module, user: UserModel, cases: Mapping[str, Case], names: Collection[str] | None = None
 ) -> EquivalenceResult:
-    """A fast form, which was called before, against the reference: in all cases or in those of some `names` alone."""
+    """A fast variant, which was called before, against the reference: in all cases or in those of some `names`
+    alone."""
     worst, passed, wrong, skipped = 0.0, [], {}, {}
     for name, case in cases.items():
         if names is not None and name not in names:
@@ -247,7 +248,7 @@ def compare(
             skipped[name] = case.why
             continue
         try:
-            error = case.given.error_of(partial(values, form, case.batch, user.train), ALLOWED)
+            error = case.given.error_of(partial(values, variant, case.batch, user.train), ALLOWED)
         except OneLineError as problem:
             wrong[name] = one_line(problem)
         except Exception as problem:  # whatever a compiler raises
@@ -263,7 +264,10 @@ def compare(
 
 def values(model: nn.Module, batch: Any, train: bool) -> Values:
     """Every tensor that the model gives, and with `train` the gradient of each parameter under a fixed direction."""
-    with Conditions.now().applied(), torch.set_grad_enabled(train):  # in training a form may leave threads of its own
+    with (
+        Conditions.now().applied(),
+        torch.set_grad_enabled(train),
+    ):  # in training a variant may leave threads of its own
         outputs = list(tensors_in(call(model, batch)))
         tensors = {f"output {place}": output for place, output in enumerate(outputs)}
         if train:
@@ -282,9 +286,9 @@ def gradients(model: nn.Module, outputs: list[Tensor]) -> dict[str, Tensor]:
 
 
 def _error(truth: Values | None, got: Values, own: Values, name: str) -> Deviation:
-    """The largest error of a tensor of the user's, in which a form may give more gradients than the model."""
+    """The largest error of a tensor of the user's, in which a variant may give more gradients than the model."""
     found = parity.error({of: got[of] for of in own if of in got}, own, own if truth is None else truth)
-    # a model may give NaN alone on a graph that was drawn: a form that gives the same is not wrong
+    # a model may give NaN alone on a graph that was drawn: a variant that gives the same is not wrong
     return Deviation(0.0) if found.why == parity.NOTHING_FINITE else found
 
 

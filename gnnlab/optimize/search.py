@@ -166,7 +166,7 @@ def _reason(gain: Estimate, exact: bool) -> str:
 
 
 def _race(of: Of, old: Plan, new: Plan, **options: Any) -> Versus:
-    before, after = (Made(f"{__name__}:form", {"of": of, "plan": plan}) for plan in (old, new))
+    before, after = (Made(f"{__name__}:variant", {"of": of, "plan": plan}) for plan in (old, new))
     differs = steps.environment(new) if steps.environment(new) != steps.environment(old) else None
     options["mode"] = "training" if of[2] else "plain"
     return race.versus(before, after, Made(f"{__name__}:inputs", {"of": of}), environment=differs, **options)
@@ -208,11 +208,11 @@ def examine(of: Of, names: Sequence[str]) -> dict[str, Any]:
 
 
 def attempt(of: Of, plan: Sequence[str]) -> dict[str, Any]:
-    """Make the form of a plan and prove it. `why`: why it cannot be raced, or None. `error`: of the outputs, relative
-    to their largest magnitude, where the plan changes results."""
+    """Make the variant of a plan and prove it. `why`: why it cannot be raced, or None. `error`: of the outputs,
+    relative to their largest magnitude, where the plan changes results."""
     user, cases = _user(*of), _reference(*of)
     try:
-        fast = form(of, plan)
+        fast = variant(of, plan)
         _step(fast, user)  # not compared: a first call
     except Exception as error:  # whatever a step or a compiler raises
         return {"why": one_line(error)}
@@ -225,12 +225,12 @@ def attempt(of: Of, plan: Sequence[str]) -> dict[str, Any]:
     return {"why": why, "checked": asdict(checked)}
 
 
-def form(of: Of, plan: Sequence[str]) -> nn.Module:
+def variant(of: Of, plan: Sequence[str]) -> nn.Module:
     """The user's model after the steps of a plan."""
     if any(STEPS[name].compiles for name in plan):
         import torch._dynamo  # beyond its limit of versions torch.compile would go on without compiling, in silence
 
-        torch._dynamo.config.recompile_limit = 64  # several forms share one code
+        torch._dynamo.config.recompile_limit = 64  # several variants share one code
         torch._dynamo.config.fail_on_recompile_limit_hit = True
     user = _user(*of)
     return steps.apply(plan, copied(user.model), user.batch) if plan else user.model
@@ -252,7 +252,7 @@ def _reference(*of: Any) -> dict[str, equivalence.Case]:
 
 
 def _step(model: nn.Module, user: UserModel) -> Any:
-    """A forward pass, in training with the backward pass; threads that a form sets are not left to the next."""
+    """A forward pass, in training with the backward pass; threads that a variant sets are not left to the next."""
     with Conditions.now().applied():
         output = call(model, user.batch)
         if user.train:

@@ -39,7 +39,7 @@ def make(data, **options):
 
 
 def check(spec: str, path: Path) -> None:
-    """Can the fast form of `spec` be written to `path`? To be asked before it is searched for.
+    """Can the fast variant of `spec` be written to `path`? To be asked before it is searched for.
 
     Raises:
         GnnlabError: Python cannot import that name, its folder is missing, or another file is there.

@@ -47,7 +47,7 @@ ALTERNATIVES = {  # the device whose model of all stages it runs, on which of Op
     "hand-built, all cores": (HAND_BUILT, "CPU", "LATENCY"),
     "hand-built, throughput streams": (HAND_BUILT, "CPU", "THROUGHPUT"),
 }
-NEEDED = [form for form, (device, *_) in ALTERNATIVES.items() if device == EXPORTED]  # for `ALL`
+NEEDED = [variant for variant, (device, *_) in ALTERNATIVES.items() if device == EXPORTED]  # for `ALL`
 ONE_DEVICE = "over plans of one device"
 ALL = f"{ONE_DEVICE} and OpenVINO's own ways"
 Call = Callable[[], np.ndarray]
@@ -87,12 +87,12 @@ def _streamed(queue: ov.AsyncInferQueue, inputs: Sequence[dict[str, np.ndarray]]
     return last[0]
 
 
-def conditions_of(form: str) -> dict[str, Any]:
+def conditions_of(variant: str) -> dict[str, Any]:
     """What a plan in words, or one of `ALTERNATIVES`, computes under, as fields of a row. The device is left out where
     it is this machine's CPU alone."""
-    if form in ALTERNATIVES:
+    if variant in ALTERNATIVES:
         return {"runtime": f"OpenVINO {machine.version('openvino')}", "threads": machine.cores()}
-    used = [devices.find(name) for name in parse(form).devices]
+    used = [devices.find(name) for name in parse(variant).devices]
     runtimes = sorted({f"{device.runtime} {machine.version(device.runtime) or ''}".strip() for device in used})
     fields = {"runtime": ", ".join(runtimes), "threads": sum(device.processor == "CPU" for device in used)}
     chips = dict.fromkeys("CPU" if d.processor == "CPU" else f"{d.processor} ({d.name})" for d in used)
@@ -101,9 +101,9 @@ def conditions_of(form: str) -> dict[str, Any]:
 
 def expected_rows(ranking: Ranking, plans: Sequence[Plan]) -> pd.DataFrame:
     """ms a graph that some plans are expected to take, a row each."""
-    table, forms = ranking.table.loc[plans].rename(columns={"ms": "value"}), [plan.words() for plan in plans]
+    table, variants = ranking.table.loc[plans].rename(columns={"ms": "value"}), [plan.words() for plan in plans]
     fixed = {"unit": "ms", "origin": "predicted", "interval": PREDICTION, "n": 1, **_ESTIMATED}
-    return table.assign(form=forms, **fixed).join(pd.DataFrame(map(conditions_of, forms), table.index))
+    return table.assign(variant=variants, **fixed).join(pd.DataFrame(map(conditions_of, variants), table.index))
 
 
 class Comparison:
@@ -113,7 +113,7 @@ class Comparison:
     def __init__(self, executed: Any, rankings: Mapping[str, Ranking]) -> None:
         frame = executed.frame.assign(samples=executed.samples)
         self.frame, self.rankings = frame[frame["status"] == "ok"], rankings
-        self.plans = self.frame[~self.frame["form"].isin([CONTROL, *ALTERNATIVES])]
+        self.plans = self.frame[~self.frame["variant"].isin([CONTROL, *ALTERNATIVES])]
 
     def errors(self) -> pd.DataFrame:
         """How far each prediction is off the executed time (% of it, either way): rows by size and plan.
@@ -124,25 +124,25 @@ class Comparison:
         """
         rows = []
         for ran in self.plans.itertuples():
-            expected, factor = self._expected(ran.size, ran.form), self._factor(ran.size, ran.form)
+            expected, factor = self._expected(ran.size, ran.variant), self._factor(ran.size, ran.variant)
             predicted = factor * expected
             off, *ends = (100 * abs(predicted / ms - 1) for ms in (ran.value, ran.low, ran.high))
             low = 0.0 if ran.low <= predicted <= ran.high else min(ends)
-            row = {"size": ran.size, "plan": ran.form, "value": off, "low": low, "high": max(ends), "n": ran.n}
+            row = {"size": ran.size, "plan": ran.variant, "value": off, "low": low, "high": max(ends), "n": ran.n}
             notes = [f"expected {expected:.3g} ms a graph, times {factor:.3g}; executed {ran.value:.3g} ms"]
-            rows.append({**row, "notes": notes, **conditions_of(ran.form)})
-        fixed = {"form": "predicted", "unit": "%", "origin": "measured", "interval": CONFIDENCE, **_ESTIMATED}
+            rows.append({**row, "notes": notes, **conditions_of(ran.variant)})
+        fixed = {"variant": "predicted", "unit": "%", "origin": "measured", "interval": CONFIDENCE, **_ESTIMATED}
         return pd.DataFrame(rows).assign(**fixed)
 
-    def _expected(self, size: str, form: str) -> float:
-        return float(self.rankings[size].table.loc[parse(form), "ms"])
+    def _expected(self, size: str, variant: str) -> float:
+        return float(self.rankings[size].table.loc[parse(variant), "ms"])
 
-    def _factor(self, size: str, form: str) -> float:
+    def _factor(self, size: str, variant: str) -> float:
         """Executed over expected, the median at the other sizes of plans with as many devices (one, or several)."""
-        one = len(parse(form).devices) == 1
+        one = len(parse(variant).devices) == 1
         others = self.plans[self.plans["size"] != size]
-        others = others[[(len(parse(other).devices) == 1) == one for other in others["form"]]]
-        ratios = [ran.value / self._expected(ran.size, ran.form) for ran in others.itertuples()]
+        others = others[[(len(parse(other).devices) == 1) == one for other in others["variant"]]]
+        ratios = [ran.value / self._expected(ran.size, ran.variant) for ran in others.itertuples()]
         return float(np.median(ratios)) if ratios else 1.0
 
     def gains(self) -> pd.DataFrame:
@@ -151,16 +151,16 @@ class Comparison:
         rows = []
         for size, plans in self.plans.groupby("size", sort=False):
             chosen, at_size = _fastest(plans), self.frame[self.frame["size"] == size]
-            alone = plans[[len(parse(form).devices) == 1 for form in plans["form"]]]
-            others = at_size[at_size["form"].isin(ALTERNATIVES)]
-            row = {"size": size, "plan": chosen["form"], **conditions_of(chosen["form"])}
+            alone = plans[[len(parse(variant).devices) == 1 for variant in plans["variant"]]]
+            others = at_size[at_size["variant"].isin(ALTERNATIVES)]
+            row = {"size": size, "plan": chosen["variant"], **conditions_of(chosen["variant"])}
             if len(alone):
-                rows.append({**row, "form": ONE_DEVICE, **_gain(chosen, _fastest(alone), at_size)})
-            if lacking := [form for form in NEEDED if form not in set(others["form"])]:
+                rows.append({**row, "variant": ONE_DEVICE, **_gain(chosen, _fastest(alone), at_size)})
+            if lacking := [variant for variant in NEEDED if variant not in set(others["variant"])]:
                 needs = f"needs OpenVINO's {', '.join(lacking)} in the race: export 1-7 (blocks of notebook 04)"
-                rows.append({**row, "form": ALL, "status": "unavailable", "reason": needs})
+                rows.append({**row, "variant": ALL, "status": "unavailable", "reason": needs})
             else:
-                rows.append({**row, "form": ALL, **_gain(chosen, _fastest(pd.concat([alone, others])), at_size)})
+                rows.append({**row, "variant": ALL, **_gain(chosen, _fastest(pd.concat([alone, others])), at_size)})
         fixed = {"unit": "x", "origin": "measured", "interval": CONFIDENCE, **_ESTIMATED, "better": "higher"}
         return pd.DataFrame(rows).assign(**fixed)
 
@@ -188,8 +188,8 @@ def _fastest(raced: pd.DataFrame) -> pd.Series:
 def _gain(chosen: pd.Series, rival: pd.Series, at_size: pd.DataFrame) -> dict[str, Any]:
     """The rival's time over that of the chosen plan, by the rounds that did not pick them."""
     baseline = at_size[at_size["baseline"].isna()].iloc[0]
-    control = at_size[at_size["form"] == CONTROL].iloc[0]
+    control = at_size[at_size["variant"] == CONTROL].iloc[0]
     floor = estimates.noise_floor(baseline["samples"], control["samples"])
     gain = estimates.ratio(rival["samples"][1::2], chosen["samples"][1::2]).widened(floor)
-    notes = [f"{chosen['form']} over {rival['form']}, each the fastest by every other round"]
-    return {**asdict(gain), "notes": notes, "rival": rival["form"]}
+    notes = [f"{chosen['variant']} over {rival['variant']}, each the fastest by every other round"]
+    return {**asdict(gain), "notes": notes, "rival": rival["variant"]}

@@ -199,7 +199,7 @@ def _described(model: nn.Module, batch: Any, output: list[torch.Tensor], effects
             value = effect.value
             size = f" ({value.nbytes:,} B)" if isinstance(value, torch.Tensor) else f"={value!r}"
             what = f"The {effect.kind} {effect.name}{size} has no effect"
-            tried = f"in {effect.tried} other forms of it the output kept every bit."
+            tried = f"in {effect.tried} other variants of it the output kept every bit."
             yield Finding(f"unused_{effect.kind}", effect.name, f"{what}: {tried}")
 
 

@@ -8,7 +8,7 @@
     bound_ms(count(model, batch), limits) / 1.2        # 0.31 of what the machine could do, if it takes 1.2 ms
 
 The bound is for the operators as they are: each has to move its bytes and do its FLOPs before the next begins. A fused
-form moves less and may stay below it; that is what fusing is for. How each operator is counted stands in `costs`. A
+variant moves less and may stay below it; that is what fusing is for. How each operator is counted stands in `costs`. A
 compiled model is counted in its eager form: torch does not compile what is watched operator by operator.
 """
 

@@ -79,7 +79,7 @@ def benchmark_function(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Run
 
 
 def _timed(
-    form: Callable[..., Any],
+    variant: Callable[..., Any],
     *,
     num_runs: int | None = 100,
     warmup_runs: int = 10,
@@ -88,11 +88,11 @@ def _timed(
     setup: Callable[[], Any] | None = None,
 ) -> RuntimeStats:
     if num_runs is None:
-        timed = timing.measure(form, setup=setup, device=device, budget_s=budget_s)
+        timed = timing.measure(variant, setup=setup, device=device, budget_s=budget_s)
         return RuntimeStats(timed.samples_ms, timed.notes)
     if num_runs < 1 or warmup_runs < 0:
         raise GnnlabError(f"num_runs {num_runs}, warmup_runs {warmup_runs}: at least 1 run and 0 to warm up are needed")
-    return RuntimeStats(tuple(timing.sample(form, runs=num_runs, warm_up=warmup_runs, setup=setup, device=device)))
+    return RuntimeStats(tuple(timing.sample(variant, runs=num_runs, warm_up=warmup_runs, setup=setup, device=device)))
 
 
 def profile_forward(model: nn.Module, batch: Any, **options: Any) -> RuntimeStats:

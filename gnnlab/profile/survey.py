@@ -1,7 +1,7 @@
 """The same profile of several workloads, to read: what notebooks 01 and 09 show and what `gnnlab profile` prints.
 
 A subject is anything with `label`, `model` and `batch`. Functions take a list of them and give a frame whose columns
-are named as the fields of a row of the lab's table: `form` is the subject's label. Models are in eval mode, without
+are named as the fields of a row of the lab's table: `variant` is the subject's label. Models are in eval mode, without
 dropout and under a fixed seed while they are looked at. Threads, precision and the memory allocator are those of the
 process: nothing is set here.
 """
@@ -50,7 +50,7 @@ def times(subjects: Sequence[Subject], *, budget_s: float = 1.0, num_runs: int |
                 with attention_fused(False):
                     stats_of[UNFUSED] = profile_forward(subject.model, subject.batch, **options)
         for name, stats in stats_of.items():
-            row = {"phase": name.replace("_", " "), "form": subject.label, "samples": stats.samples_ms}
+            row = {"phase": name.replace("_", " "), "variant": subject.label, "samples": stats.samples_ms}
             rows.append(row | {"notes": list(stats.notes), **TIME})
     return pd.DataFrame(rows)
 
@@ -71,7 +71,7 @@ def operators(
             profile = profile_operators(subject.model, subject.batch, runs=runs, trace=trace)
         top = profile.top(k).rename(columns={"share": "value", "share_low": "low", "share_high": "high"})
         samples = [profile.shares.loc[operator].to_numpy() for operator in top["operator"]]
-        frames.append(top.assign(form=subject.label, samples=samples))
+        frames.append(top.assign(variant=subject.label, samples=samples))
     fields = {"unit": "share", "better": "neither", "origin": "measured", "statistic": "median"}
     return pd.concat(frames, ignore_index=True).assign(**fields)
 
@@ -84,7 +84,7 @@ def memory(subjects: Sequence[Subject]) -> pd.DataFrame:
             parts = get_memory_breakdown(subject.model, subject.batch)
         measured = device_of(subject.model, subject.batch).type != "cpu"
         for part, size in parts.items():
-            row = {"part": part.replace("_", " "), "form": subject.label, "value": float(size), "n": 1}
+            row = {"part": part.replace("_", " "), "variant": subject.label, "value": float(size), "n": 1}
             row |= {**SINGLE, "notes": list(parts.notes)} if measured or part.startswith("process") else COUNTED
             rows.append({**row, "unit": "MiB", "better": "lower"})
     return pd.DataFrame(rows)
@@ -101,10 +101,10 @@ def against_the_roof(subjects: Sequence[Subject], timed: pd.DataFrame, limits: C
     for subject in subjects:
         with ProfilingContext(subject.model):
             work = count(subject.model, subject.batch)
-        own = timed[timed["form"] == subject.label].set_index("phase")
+        own = timed[timed["variant"] == subject.label].set_index("phase")
         phase = UNFUSED if UNFUSED in own.index else "forward"
         time, bound = own.loc[phase], bound_ms(work, limits)
-        row = {"form": subject.label, "phase": phase, "unit": "share", "better": "higher", "origin": "measured"}
+        row = {"variant": subject.label, "phase": phase, "unit": "share", "better": "higher", "origin": "measured"}
         row |= {"value": bound / time["value"], "low": _over(bound, time["high"]), "high": _over(bound, time["low"])}
         row |= {"statistic": "median", "n": time["n"], "interval": time["interval"], "bound_ms": bound}
         row |= {"gflop": work.flops / 1e9, "mb": work.bytes / 1e6, "gflop_s": work.flops / time["value"] / 1e6}

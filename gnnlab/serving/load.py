@@ -237,8 +237,8 @@ def over_rates(
 ) -> pd.DataFrame:
     """Run `at_rate(name, rate, seed)` of each service at each of its rates (requests/s) in random order, every round.
 
-    A row for each service ("form") and rate ("requests_per_s"), with lists of one number a round, in ms: p50 and p99 of
-    the latency, and `late`, the p99 of how late the client sent.
+    A row for each service ("variant") and rate ("requests_per_s"), with lists of one number a round, in ms: p50 and p99
+    of the latency, and `late`, the p99 of how late the client sent.
     """
     order, runs = np.random.default_rng(0), {(name, rate): [] for name, of in rates.items() for rate in sorted(of)}
     for _ in range(rounds):
@@ -247,7 +247,7 @@ def over_rates(
             p50, p99 = np.percentile(latency_ms, [50, 99], method="higher")
             runs[name, rate].append((p50, p99, np.percentile(late_ms, 99, method="higher")))
     rows = [(*cell, *map(list, zip(*seen, strict=True))) for cell, seen in runs.items()]
-    return pd.DataFrame(rows, columns=["form", "requests_per_s", "p50", "p99", "late"])
+    return pd.DataFrame(rows, columns=["variant", "requests_per_s", "p50", "p99", "late"])
 
 
 def max_throughput(runs: pd.DataFrame, slo_ms: float) -> pd.DataFrame:
@@ -257,7 +257,7 @@ def max_throughput(runs: pd.DataFrame, slo_ms: float) -> pd.DataFrame:
     note counts such rounds. A service of which more than half are 0 has no number, and a reason.
     """
     rows = []
-    for form, part in runs.groupby("form", sort=False):
+    for variant, part in runs.groupby("variant", sort=False):
         rates, most = part["requests_per_s"].to_numpy(), []
         for p99 in np.array([*part["p99"]]).T:  # (rates,) of a round
             within = int((p99 <= slo_ms).cumprod().sum())  # a rate beyond the first that exceeds it does not count
@@ -269,5 +269,5 @@ def max_throughput(runs: pd.DataFrame, slo_ms: float) -> pd.DataFrame:
         if np.median(most) == 0:
             reason = f"its p99 exceeds {slo_ms:g} ms already at the lowest rate tried, {rates.min():.0f} requests/s"
             row = {"status": "unavailable", "reason": reason}
-        rows.append({"form": form, "samples": most, **row})
+        rows.append({"variant": variant, "samples": most, **row})
     return pd.DataFrame(rows)

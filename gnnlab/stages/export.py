@@ -156,7 +156,7 @@ def export_all(
 def correctness_map(layer: StagedLayer, folder: Path) -> pd.DataFrame:
     """Each stage by each exporter and layout in each runtime that reads it, as rows of the lab.
 
-    Columns: form ("onnx, scatter_add: ONNX Runtime"), exporter, layout, stage ("3 REDUCE_SUM"), runtime, value (the
+    Columns: variant ("onnx, scatter_add: ONNX Runtime"), exporter, layout, stage ("3 REDUCE_SUM"), runtime, value (the
     relative error), status (ok; failed: computes something else; unavailable: not converted or loaded), reason.
     """
     rows, words = [], {READY: "ok", WRONG: "failed", FAILED: "unavailable"}
@@ -165,7 +165,12 @@ def correctness_map(layer: StagedLayer, folder: Path) -> pd.DataFrame:
         for block, layout, runtime in product(_of(layer, exporter, layer.blocks(["stages"])), layouts, readers):
             model = export(layer, *block, exporter=exporter, layout=layout, folder=folder)
             model = check(model, model.path, layer, runtime) if model.path else model
-            row = {"form": f"{exporter}, {layout}: {runtime}", "layout": layout, "stage": layer.label(*block), "n": 1}
+            row = {
+                "variant": f"{exporter}, {layout}: {runtime}",
+                "layout": layout,
+                "stage": layer.label(*block),
+                "n": 1,
+            }
             row |= {"status": words[model.status], "value": model.parity_error, "runtime": runtimes.version(runtime)}
             rows.append(asdict(model) | row)
     return pd.DataFrame(rows)

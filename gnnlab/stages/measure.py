@@ -38,7 +38,7 @@ REFERENCE_S = 0.1  # of sampling: with 9 runs the reference workload itself scat
 
 class Sweep(NamedTuple):
     """`frame`: `journal.read`, of what was asked for; `known`: how many were not measured again; `reference`: phase,
-    form (before, after) and samples (ms) of the reference workload; `messages`: what a reader should know."""
+    variant (before, after) and samples (ms) of the reference workload; `messages`: what a reader should know."""
 
     frame: pd.DataFrame
     available: Mapping[str, Availability]
@@ -109,7 +109,7 @@ def run(folder: Path, configs: Sequence[Config], working: Any, *, seed: int = 0,
     frame = frame[frame["key"].isin({config.key for config in configs})].reset_index(drop=True)
     took = f"they took {frame['took_s'].sum():,.0f} s"
     messages += [*lacking, f"{len(configs)} measurements, {known} known before; {took}"]
-    samples = pd.DataFrame(reference, columns=["phase", "form", "samples"])
+    samples = pd.DataFrame(reference, columns=["phase", "variant", "samples"])
     return Sweep(frame, working.available, known, samples, messages)
 
 

@@ -23,7 +23,7 @@ from gnnlab.stages.devices import Availability, all_devices
 
 MEASURED = "measured"
 STATUSES = {MEASURED: "ok", "unavailable": "unavailable", "timeout": "timeout"}
-CONDITIONS = ["form", "origin", "device", "runtime", "precision", "threads"]  # of a row
+CONDITIONS = ["variant", "origin", "device", "runtime", "precision", "threads"]  # of a row
 SETTINGS = ["layer", "features", "precision", "threads"]  # which measurements share that are compared
 ONE_BY_ONE = "measured one by one; what the machine changed between them is not in the interval"
 BASELINE = "torch:CPU"  # of gains
@@ -57,7 +57,7 @@ def measurement_rows(frame: pd.DataFrame, available: Mapping[str, Availability] 
     wide = "interval is ±" + half + " % after " + frame["n"].astype(str) + f" samples, wanted ±{100 * TARGET:.0f} %"
     noted = frame["within"] | frame["notes"].str.contains("interval is") | ~timed
     return frame[["stage", "size", "parity_error", "precision"]].assign(
-        form=frame["device"],
+        variant=frame["device"],
         origin=MEASURED,
         statistic="median",
         unit="ms",
@@ -135,7 +135,7 @@ def _compared(estimate: Estimate) -> dict[str, Any]:
 
 
 def duration_rows(frame: pd.DataFrame, available: Mapping[str, Availability], known: int) -> pd.DataFrame:
-    """Minutes of this sweep, and hours of one with as many measurements as S4's; forms of two rows.
+    """Minutes of this sweep, and hours of one with as many measurements as S4's; variants of two rows.
 
     They count devices with the 7 stages at S4's 15 sizes, and need all to be of this run (`known`: those that are not).
     The minutes need every device that is usable here; the hours are extrapolated from the mean time of a measurement.
@@ -154,8 +154,8 @@ def duration_rows(frame: pd.DataFrame, available: Mapping[str, Availability], kn
         if devices == set(usable) and set(all_devices()) <= set(available):
             notes = f"{counted}, {whole['within'].sum()} intervals within 2 %; {SPENT}"
             minutes = {"value": whole["took_s"].sum() / 60, "n": 1, "notes": notes}
-    minutes |= {"form": "this campaign", "unit": "min", "origin": MEASURED, "statistic": "single"}
-    hours |= {"form": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
+    minutes |= {"variant": "this sweep", "unit": "min", "origin": MEASURED, "statistic": "single"}
+    hours |= {"variant": "as many cells as S4 measured", "unit": "h", "origin": "extrapolated", "statistic": "estimate"}
     about = measurement_rows(frame[frame["status"] == MEASURED])
     alike = {name: ", ".join(about[name].unique()) for name in ("device", "runtime", "precision")}
     alike |= {"device": alike["device"] or chip("CPU", ""), "threads": max(about["threads"], default=0)}

@@ -1,4 +1,4 @@
-"""DeepFM, the model of S3, and its pair terms: fast forms of them, and which is fastest for a number of fields.
+"""DeepFM, the model of S3, and its pair terms: fast variants of them, and which is fastest for a number of fields.
 
     pairs(drug, gene, allele)       # M tensors (B, D) -> (B, M(M-1)/2): fused kernels up to 8 fields, else Gram
     DeepFM(..., interactions=pairs)
@@ -106,7 +106,7 @@ def pairs(*embeddings: Tensor) -> Tensor:
     return fused(*embeddings) if _fits(embeddings) and _compiles(*_kind_of(embeddings)) else symmetric_gram(*embeddings)
 
 
-# ---- forms that run at once -----------------------------------------------------------------------------------------
+# ---- variants that run at once --------------------------------------------------------------------------------------
 
 
 def symmetric_gram(*embeddings: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class _SymmetricGram(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Batched, in the precision of the embeddings also under autocast: so the forms agree there, too."""
+    """Batched, in the precision of the embeddings also under autocast: so the variants agree there, too."""
     kind = a.device.type
     if not torch.is_autocast_enabled(kind):
         return torch.bmm(a, b)

@@ -163,7 +163,7 @@ def _epochs(
                 with quiet(), stopwatch(device=device) as took:
                     loss = loops[name].epoch(model.train(), *state, batches)
                 score = evaluate(model, validation, device) if epoch + 1 == epochs else np.nan
-                row = {"form": name, "seed": seed, "epoch": epoch + 1, "ms": took.ms, "loss": float(loss)}
+                row = {"variant": name, "seed": seed, "epoch": epoch + 1, "ms": took.ms, "loss": float(loss)}
                 rows.append(row | {"score": score})
     return rows
 
@@ -188,8 +188,8 @@ def evaluate(model: nn.Module, table: FeatureTable, device: str = "cpu") -> floa
 
 @dataclass(frozen=True)
 class RacedLoops:
-    """What became of each loop. `epochs`: a row for each loop, seed and epoch: form, seed, epoch, ms, loss, and after
-    the last epoch the score.
+    """What became of each loop. `epochs`: a row for each loop, seed and epoch: variant, seed, epoch, ms, loss, and
+    after the last epoch the score.
 
     `known` are scores that need no training: "chance" (every answer equally likely), "constant answer" (the most
     frequent one) and, where the table is synthetic, "truth". Frames are for `Lab.record`, named as a row's fields are.
@@ -213,11 +213,11 @@ class RacedLoops:
 
         "<control>, equal score" is that loop where its score is seen to be the baseline's.
         """
-        wide = self.epochs.pivot(index=["seed", "epoch"], columns="form", values="ms")
-        samples = {form: wide[form].to_numpy() for form in wide}
+        wide = self.epochs.pivot(index=["seed", "epoch"], columns="variant", values="ms")
+        samples = {variant: wide[variant].to_numpy() for variant in wide}
         floor = estimates.noise_floor(samples[self.control], samples[CONTROL])  # as the claims report recomputes it
-        rows = {form: self._row(form, samples, "ms", floor) for form in self._forms}
-        equal = {**rows[self.control], "form": f"{self.control}, equal score"}
+        rows = {variant: self._row(variant, samples, "ms", floor) for variant in self._variants}
+        equal = {**rows[self.control], "variant": f"{self.control}, equal score"}
         difference = estimates.summary(self.last(self.control) - self.last(self.baseline), "mean")
         text = f"validation score minus that of {self.baseline}: {difference} over {difference.n} seeds"
         within = difference.low is not None and max(-difference.low, difference.high) <= MARGIN
@@ -234,14 +234,14 @@ class RacedLoops:
         on_cpu = self.device == "cpu"
         held = {}
         with forked_random():
-            for form in self.epochs["form"].unique():
-                loop = self._loop(form)
+            for variant in self.epochs["variant"].unique():
+                loop = self._loop(variant)
                 started = loop.start(0, self.device)
                 loop.epoch(*started, [self.batch])  # what is made once: state of the optimizer
                 steps = range(1 if on_cpu else MEMORY_STEPS)
                 used = [profile_memory_usage(loop.epoch, *started, [self.batch], device=self.device) for _ in steps]
-                held[form] = np.array([stats.rise_mb for stats in used])
-        rows = pd.DataFrame([{**self._row(form, held, "MiB"), "notes": STEP} for form in self._forms])
+                held[variant] = np.array([stats.rise_mb for stats in used])
+        rows = pd.DataFrame([{**self._row(variant, held, "MiB"), "notes": STEP} for variant in self._variants])
         if not on_cpu:
             return rows
         rows["value"] = rows.pop("samples").str[0]
@@ -253,19 +253,19 @@ class RacedLoops:
         Where training is too near a constant answer there is no difference, but the reason.
         """
         rows = []
-        for form, minus in {**pairs, CONTROL: self.control}.items():
-            row = {"minus": minus, "form": form, "unit": "score", "better": "higher", "origin": "measured"}
-            row |= {"statistic": "mean", "precision": self._loop(form).precision, "notes": self.trained()}
-            status, reason = self.missing.get(form, ("unavailable", self._why_untrained()))
+        for variant, minus in {**pairs, CONTROL: self.control}.items():
+            row = {"minus": minus, "variant": variant, "unit": "score", "better": "higher", "origin": "measured"}
+            row |= {"statistic": "mean", "precision": self._loop(variant).precision, "notes": self.trained()}
+            status, reason = self.missing.get(variant, ("unavailable", self._why_untrained()))
             if reason is not None:
                 rows.append(row | {"status": status, "reason": reason})
             else:
-                rows.append(row | {"samples": self.last(form) - self.last(minus)})
+                rows.append(row | {"samples": self.last(variant) - self.last(minus)})
         return pd.DataFrame(rows)
 
-    def last(self, form: str) -> np.ndarray:
+    def last(self, variant: str) -> np.ndarray:
         """The validation score of a loop after the last epoch, (seeds,)."""
-        rows = self.epochs[(self.epochs["form"] == form) & (self.epochs["epoch"] == self.epochs["epoch"].max())]
+        rows = self.epochs[(self.epochs["variant"] == variant) & (self.epochs["epoch"] == self.epochs["epoch"].max())]
         return rows.sort_values("seed")["score"].to_numpy()
 
     def trained(self) -> str:
@@ -290,27 +290,27 @@ class RacedLoops:
         return f"{self.trained()}; {constant + gain:.3f} is needed: more epochs or smaller batches train further"
 
     @property
-    def _forms(self) -> list[str]:
+    def _variants(self) -> list[str]:
         return [*self.loops, CONTROL]
 
-    def _loop(self, form: str) -> Loop:
-        return self.loops[self.control if form == CONTROL else form]
+    def _loop(self, variant: str) -> Loop:
+        return self.loops[self.control if variant == CONTROL else variant]
 
-    def _row(self, form: str, samples: Mapping[str, np.ndarray], unit: str, noise: float = 1.0) -> dict[str, Any]:
+    def _row(self, variant: str, samples: Mapping[str, np.ndarray], unit: str, noise: float = 1.0) -> dict[str, Any]:
         """A loop's samples and their ratio over the baseline's, whose interval is wider by the factor `noise`."""
-        row = {"form": form, "status": "ok", "precision": self._loop(form).precision, "unit": unit}
+        row = {"variant": variant, "status": "ok", "precision": self._loop(variant).precision, "unit": unit}
         row |= {"better": "lower", "origin": "measured", "statistic": "median"}
-        if form in self.missing:
-            return row | dict(zip(("status", "reason"), self.missing[form], strict=True))
-        row["samples"] = samples[form]
-        if form == self.baseline:
+        if variant in self.missing:
+            return row | dict(zip(("status", "reason"), self.missing[variant], strict=True))
+        row["samples"] = samples[variant]
+        if variant == self.baseline:
             return row
-        base = self.control if form == CONTROL else self.baseline
-        ratio = estimates.ratio(samples[base], samples[form])
-        if form != CONTROL and ratio.low is not None:
+        base = self.control if variant == CONTROL else self.baseline
+        ratio = estimates.ratio(samples[base], samples[variant])
+        if variant != CONTROL and ratio.low is not None:
             ratio = replace(ratio, low=ratio.low / noise, high=ratio.high * noise)
         fields = {"baseline": base, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
-        return row | fields | {"parity_error": self.errors.get(form)}
+        return row | fields | {"parity_error": self.errors.get(variant)}
 
 
 def _known_scores(training: FeatureTable, validation: FeatureTable) -> dict[str, float]:

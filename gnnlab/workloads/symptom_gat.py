@@ -28,7 +28,7 @@ class SymptomGAT(nn.Module):
     """`model(batch_size)` -> (batch_size, 256), the embedding of a fixed graph, once a row.
 
     Buffers: `edge_index` int64 (2, E) and `edge_weight` float32 (E,), ones where the graph has none. What the study
-    calls optimized are forms of it in notebook 02, which shows them. `RewrittenSymptomGAT` computes the same faster.
+    calls optimized are variants of it in notebook 02, which shows them. `RewrittenSymptomGAT` computes the same faster.
     """
 
     def __init__(self, num_nodes: int, edge_index: Tensor, edge_weight: Tensor | None = None):

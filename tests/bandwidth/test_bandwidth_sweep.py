@@ -116,11 +116,11 @@ def test_the_goal_of_the_predictor_is_the_share_within_ten_percent(tmp_path):
 def test_predicted_times_are_no_measured_ones(tmp_path):
     *_, lab = judged(tmp_path, 1.3, per_size=5)
     times, errors = lab.study("off_grid").rows, lab.study("off_grid_error").rows
-    assert {(row.form, row.origin, row.interval, row.n) for row in times} == {
+    assert {(row.variant, row.origin, row.interval, row.n) for row in times} == {
         ("measured", "measured", "95 % confidence", 25),
         ("predicted", "interpolated", "90 % prediction", len(SIZES)),
     }
-    assert all((lab.table.samples_of(row) is None) == (row.form == "predicted") for row in times)
+    assert all((lab.table.samples_of(row) is None) == (row.variant == "predicted") for row in times)
     assert {(round(row.value, 1), row.unit) for row in errors} == {(0.0, "%"), (round(100 - 100 / 1.3, 1), "%")}
     assert all(row.low <= row.value <= row.high for row in errors)
 

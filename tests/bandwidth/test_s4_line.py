@@ -97,8 +97,8 @@ def test_the_studys_bandwidth_is_judged_stage_by_stage(ratios, half, middle, ver
 def test_where_the_slope_is_not_above_0_there_is_no_bandwidth_and_the_row_says_so():
     one_of_two = studies(1.0, -1.0)
     rows = Recorder().record("bandwidth", one_of_two["bandwidth"], keys=KEYS).rows
-    assert [(row.form, row.reason) for row in rows if row.status == "unavailable"] == [(S4, NOT_ABOVE_0)]
-    assert {row.origin for row in rows if row.form == A_COPY} == {"interpolated"}
+    assert [(row.variant, row.reason) for row in rows if row.status == "unavailable"] == [(S4, NOT_ABOVE_0)]
+    assert {row.origin for row in rows if row.variant == A_COPY} == {"interpolated"}
     assert judged(one_of_two)[0].rows[0].notes == ["median of 1 cells", "1 of 2 stages have no such ratio"]
     with pytest.raises(Untestable, match="not above 0"):
         judged(studies(-1.0))

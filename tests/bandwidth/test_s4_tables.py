@@ -73,7 +73,7 @@ def test_transfer_is_the_measured_copy_and_compute_what_remains(written):
 
 def test_the_studys_line_of_measured_stages_is_wrong_where_arithmetic_grows_as_bytes_do(written):
     studies = s4_studies(written[1], lambda size, ms: np.polyfit(size, ms, deg=1))
-    rows = studies["bandwidth"].set_index(["stage", "form"])
+    rows = studies["bandwidth"].set_index(["stage", "variant"])
     assert rows.loc[("6 TRANSFORM", "S4"), "value"] < rows.loc[("6 TRANSFORM", "measured copy"), "value"] / 2
     assert set(rows["device"]) == {"CPU synthetic"} and len(studies["intercept_ratio"]) == 7
 

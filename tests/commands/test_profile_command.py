@@ -39,7 +39,7 @@ def test_memory_is_torch_s_and_the_process_s_a_graph_fits_and_the_end_says_what_
     operator, peak, following = report["next"].split("; ")
     assert report["operators"]["top"][0]["operator"] in operator and peak.endswith("are activations")
     assert following.startswith(
-        "next: gnnlab optimize own_models:gcn --graph karate, with fast forms to be tried for 2"
+        "next: gnnlab optimize own_models:gcn --graph karate, with fast variants to be tried for 2"
     )
 
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv, GraphSAGE, SAGEConv
 
 from examples import growth
-from examples.alternatives import forms_of
+from examples.alternatives import variants_of
 from gnnlab.errors import GnnlabError
 from gnnlab.measure import race, restore, tensors, timing
 from gnnlab.measure.versus import versus
@@ -181,12 +181,12 @@ def test_random_states_of_the_card_are_as_before():
 
 def test_a_race_names_the_card_and_what_was_off_is_not_timed():
     model, (x, edge_index) = GCN(16, 32, 2, 7).cuda().eval(), drawn()
-    forms = {
+    variants = {
         "PyG": model,
         "gnnlab": swap(model, (x, edge_index), measure=False).model,
         "off": lambda x, e: model(x, e) + 1,
     }
-    raced = race.race_forms(forms, (x, edge_index), tolerance=1e-4, budget_s=0.1)
+    raced = race.race_variants(variants, (x, edge_index), tolerance=1e-4, budget_s=0.1)
     assert {each.device for each in raced.values()} == {"cuda:0"} and "differs" in raced["off"].reason
     assert (raced["gnnlab"].times_ms > 0).all() and raced["gnnlab"].reason is None
 
@@ -220,8 +220,8 @@ def test_a_captured_step_equals_the_uncaptured_one_on_every_call(name, gradients
 def test_a_captured_step_is_faster_on_a_small_graph():
     plain, fast = swapped(*NETS["SAGE"])
     x = drawn()[0]
-    forms = {"PyG": plain, "captured": steps.captured(fast, (x,))}
-    raced = race.race_forms(forms, (x,), mode="plain", tolerance=1e-4, budget_s=0.5)
+    variants = {"PyG": plain, "captured": steps.captured(fast, (x,))}
+    raced = race.race_variants(variants, (x,), mode="plain", tolerance=1e-4, budget_s=0.5)
     assert raced["captured"].ratio.low > 1
 
 
@@ -323,12 +323,12 @@ def test_optimize_finds_and_writes_a_captured_model(module, tmp_path, monkeypatc
 
 def test_growth_and_what_others_write_run_on_the_card():
     for phase in growth.PHASES:
-        forms = growth.forms("SAGE", 300, 1200, phase, "cuda")
-        raced = versus(*forms, processes=1, seconds=0.1, mode="plain", tolerance=1e-4, memory=True)
+        variants = growth.variants("SAGE", 300, 1200, phase, "cuda")
+        raced = versus(*variants, processes=1, seconds=0.1, mode="plain", tolerance=1e-4, memory=True)
         assert raced.device == "cuda:0" and raced.memory.ratio.value > 0
     x, edge_index = drawn()
-    forms = forms_of(SAGEConv(16, 8).cuda().eval(), edge_index, 200, ["EdgeIndex", "sparse CSR", "captured"], x=x)
-    raced = race.race_forms(forms, {"x": x}, mode="plain", tolerance=1e-4, budget_s=0.1)
+    variants = variants_of(SAGEConv(16, 8).cuda().eval(), edge_index, 200, ["EdgeIndex", "sparse CSR", "captured"], x=x)
+    raced = race.race_variants(variants, {"x": x}, mode="plain", tolerance=1e-4, budget_s=0.1)
     assert {name: raced[name].reason for name in ("gnnlab", "gnnlab, captured")} == {
         "gnnlab": None,
         "gnnlab, captured": None,

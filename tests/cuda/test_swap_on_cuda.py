@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from layer_cases import CASES, GRAPHS, arguments, build, edges_of, results
 from torch import nn
 from torch_geometric import nn as pyg
-from zoo_cases import CASES, GRAPHS, arguments, build, edges_of, results
 
 from gnnswap import backends, cost, equivalence, neighbour_sum, parity, swap
 from gnnswap.cost import compare_times, peak_memory
@@ -50,7 +50,7 @@ def test_layers_compared_on_the_device_are_those_of_pyg(name):
         pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b is not None]
         floor = parity.GRADIENT_FLOOR * parity.largest([b for _, b in pairs])
         assert all(parity.error(a, b, floor=floor) <= 1e-8 for a, b in pairs)
-    if name in KERNELS and name != "LE":  # whose form takes no weights that are learned
+    if name in KERNELS and name != "LE":  # whose kernel takes no weights that are learned
         fast = [one for one in layer.modules() if "_fast" in vars(one)]
         assert any(one._fast.mechanism("cuda") not in (None, "as PyG computes it") for one in fast), [
             one._fast.why for one in fast

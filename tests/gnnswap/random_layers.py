@@ -1,4 +1,4 @@
-"""Layers drawn at random: PyG's of zoo_cases, subclasses of them, and own layers from a grammar of messages.
+"""Layers drawn at random: PyG's of layer_cases, subclasses of them, and own layers from a grammar of messages.
 
 All take (N, WIDTH), so that any of them can follow any other whose output is cut or padded to WIDTH columns.
 """
@@ -10,12 +10,12 @@ import random
 import numpy as np
 import torch
 import torch.nn.functional as F
+from layer_cases import CASES
+from layer_cases import IN as WIDTH
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
-from zoo_cases import CASES
-from zoo_cases import IN as WIDTH
 
 GAIN = 1.0  # a global that messages read, changed between calls
 SETTINGS = {"slope": 0.5}  # a dictionary that messages read

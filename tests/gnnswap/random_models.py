@@ -28,13 +28,13 @@ sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "sh
 
 import random_layers
 import torch
+from layer_cases import EDGE
 from random_layers import ACTIVATIONS, LINEAR_STEPS, NEEDS_WEIGHT, SETTINGS, WIDTH, Own, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import MaxAggregation, MeanAggregation, MessagePassing, SumAggregation
-from zoo_cases import EDGE
 
 from gnnswap import swap
 
@@ -693,7 +693,7 @@ def main() -> None:
     print(
         f"{sums['sequences']} sequences, {sums['calls']} calls compared, {sums['raised']} refused by both, "
         f"{sums['replaced']} of {sums['layers']} layers fast, {sums['fast']} of {sums['with_gradients']} calls with "
-        f"gradients through a fast form, {sums['failures']} failures"
+        f"gradients through a fast kernel, {sums['failures']} failures"
     )
     raise SystemExit(1 if sums["failures"] else 0)
 

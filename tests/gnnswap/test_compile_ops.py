@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from layer_cases import CLOSE, IN, arguments, assert_same, build, edges_of, results
 from torch import nn
 from torch_geometric import nn as pyg
-from zoo_cases import CLOSE, IN, arguments, assert_same, build, edges_of, results
 
 from gnnswap import compile_ops, neighbour_sum
 from gnnswap.compile_ops import Traced
@@ -18,16 +18,16 @@ from gnnswap.neighbours import Neighbours
 from gnnswap.sparse import SparseInputs
 
 
-class OfForm(nn.Module):
-    """A layer that is computed by its form within a trace, and nowhere else."""
+class OfKernel(nn.Module):
+    """A layer that is computed by its kernel within a trace, and nowhere else."""
 
     def __init__(self, layer):
         super().__init__()
         self.layer = layer
 
     def forward(self, x, edge_index, values=None):
-        form = KERNELS[type(self.layer)]
-        return form.run(self.layer, x, Traced(form, form.options(self.layer), edge_index, values))
+        kernel = KERNELS[type(self.layer)]
+        return kernel.run(self.layer, x, Traced(kernel, kernel.options(self.layer), edge_index, values))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def fresh():
 
 
 def compiled(layer, backend="aot_eager"):
-    return torch.compile(OfForm(layer), fullgraph=True, backend=backend)
+    return torch.compile(OfKernel(layer), fullgraph=True, backend=backend)
 
 
 def fixed(called):
@@ -48,7 +48,7 @@ def fixed(called):
 
 # other layers: test_layers.py, through `swap`
 @pytest.mark.parametrize("name", ["GCN", "GEN with edges", "EdgeConv"])
-def test_a_form_is_one_graph_in_eval_and_in_training_and_on_other_sizes(name):
+def test_a_kernel_is_one_graph_in_eval_and_in_training_and_on_other_sizes(name):
     layer = build(name)
     whole = compiled(layer)
     for nodes, edges, seed in ((13, 60, 0), (40, 170, 1)):
@@ -128,7 +128,7 @@ def test_gradients_of_gradients_are_right_within_an_operator(name):
         )
 
     layer._fast = SimpleNamespace(caches=SimpleNamespace(inputs=SparseInputs()))
-    for ours, expected in zip(second(OfForm(layer)), second(layer), strict=True):
+    for ours, expected in zip(second(OfKernel(layer)), second(layer), strict=True):
         torch.testing.assert_close(ours, torch.zeros_like(ours) if expected is None else expected, **CLOSE)
 
 

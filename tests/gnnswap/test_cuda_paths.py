@@ -9,9 +9,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from layer_cases import CASES, IN, OUT, arguments, assert_same, build, edges_of, results
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch_geometric import nn as pyg
-from zoo_cases import CASES, IN, OUT, arguments, assert_same, build, edges_of, results
 
 from gnnswap import backends, direct, equivalence
 from gnnswap.direct import KERNELS, why_not
@@ -39,7 +39,7 @@ OWN = [name for names in OF_KIND.values() for name in names[:3]]  # options chan
 
 @pytest.fixture(autouse=True)
 def by_triton(monkeypatch):
-    """Triton serves tensors of the CPU, too, and no form is compared but by these tests."""
+    """Triton serves tensors of the CPU, too, and no kernel is compared but by these tests."""
     from gnnswap import triton_passes
 
     monkeypatch.setattr(backends, "on_gpu", lambda x: True)

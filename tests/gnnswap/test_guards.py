@@ -1,17 +1,17 @@
-"""What a record of a layer sees: every change that its form does not read anew, and none of what is of no account."""
+"""What a record of a layer sees: every change that its kernel does not read anew, and none of what is of no account."""
 
 import copy
 import pkgutil
 
 import pytest
 import torch
+from layer_cases import CLOSE, IN, build, edges_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch_geometric import nn as pyg
-from zoo_cases import CLOSE, IN, build, edges_of
 
 from gnnswap import backends, guards, swap
 from gnnswap.direct import KERNELS
@@ -96,7 +96,7 @@ def test_what_changes_the_result_is_seen(what):
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-def test_what_a_form_reads_in_each_call_is_none_of_its_business(what):
+def test_what_a_kernel_reads_in_each_call_is_none_of_its_business(what):
     kind, change = HARMLESS[what]
     layer, record = recorded(kind)
     change(layer)
@@ -184,7 +184,7 @@ def test_calls_within_modes_of_torch_are_no_plain_calls():
         assert plain_call()
 
 
-def test_forms_compute_in_plain_tensors_of_a_graph_alone():
+def test_kernels_compute_in_plain_tensors_of_a_graph_alone():
     assert guards.computable(torch.ones(3)) and guards.is_edge_index(torch.zeros(2, 5, dtype=torch.int32))
     for x in (torch.ones(3).half(), torch.ones(3).long(), torch.ones(3, 3).to_sparse(), torch.ones(3, device="meta")):
         assert not guards.computable(x)

@@ -112,7 +112,7 @@ def test_batches_of_gradients_and_products_with_hessians_are_those_of_torch(name
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "sorted values"])  # whose callers ask before
-def test_transforms_of_torch_func_take_the_plain_form(name):
+def test_transforms_of_torch_func_take_the_plain_kernel(name):
     kernel, plain, inputs = case(name, REPEATED)
     energy(kernel)(*inputs).backward()  # the graph is prepared outside of transforms
     inputs = tuple(one.detach() for one in inputs)

@@ -9,16 +9,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import layer_cases
 import pytest
 import torch
-import zoo_cases
-from safetensors.torch import load_file
-from torch import nn
-from torch_geometric import EdgeIndex
-from torch_geometric import nn as pyg
-from torch_geometric.nn import aggr
-from torch_geometric.nn.conv import MessagePassing
-from zoo_cases import (
+from layer_cases import (
     CASES,
     CLOSE,
     DEGREES,
@@ -33,6 +27,12 @@ from zoo_cases import (
     network,
     results,
 )
+from safetensors.torch import load_file
+from torch import nn
+from torch_geometric import EdgeIndex
+from torch_geometric import nn as pyg
+from torch_geometric.nn import aggr
+from torch_geometric.nn.conv import MessagePassing
 
 from gnnswap import attention, compile_ops, direct, layer, swap
 from gnnswap.errors import SwapError
@@ -49,8 +49,8 @@ def swapped(model):
 @pytest.fixture(scope="module")
 def of_pyg_alone(tmp_path_factory):
     """What PyG gives in a process that never saw gnnswap."""
-    file = tmp_path_factory.mktemp("zoo") / "pyg.safetensors"
-    command = [sys.executable, "-W", "ignore", zoo_cases.__file__, str(file)]
+    file = tmp_path_factory.mktemp("layers") / "pyg.safetensors"
+    command = [sys.executable, "-W", "ignore", layer_cases.__file__, str(file)]
     subprocess.run(command, check=True, cwd=Path(__file__).parent)
     return load_file(file)
 
@@ -196,7 +196,7 @@ class OwnReLU(nn.ReLU):
         (lambda: pyg.GINEConv(network(), aggr="median"), "aggr="),
     ],
 )  # fmt: skip
-def test_what_a_form_cannot_do_is_said(make, why):
+def test_what_a_kernel_cannot_do_is_said(make, why):
     assert why in direct.why_not(make())
 
 
@@ -301,12 +301,12 @@ def test_a_layer_that_stays_says_why_in_plain_words(model, called, why):
 
 
 @pytest.fixture
-def with_form(monkeypatch):
-    """GCN whose form is another."""
+def with_kernel(monkeypatch):
+    """GCN whose kernel is another."""
 
     def swapped_with(run):
-        form = dataclasses.replace(direct.KERNELS[pyg.GCNConv], run=run)
-        monkeypatch.setitem(direct.KERNELS, pyg.GCNConv, form)
+        kernel = dataclasses.replace(direct.KERNELS[pyg.GCNConv], run=run)
+        monkeypatch.setitem(direct.KERNELS, pyg.GCNConv, kernel)
         layer._CLASSES.pop(pyg.GCNConv, None)
         return swapped(build("GCN plain"))
 
@@ -344,7 +344,7 @@ def is_sparse(one, x, total):
 
 
 @pytest.mark.parametrize(
-    ("form", "why"),
+    ("kernel", "why"),
     [
         (off_where(lambda one, x, total: one.training), "1.0e-03 in training"),
         (off_where(lambda one, x, total: x.shape[0] not in (23, 66)), "1.0e-03 in eval"),  # of the drawn graphs
@@ -361,14 +361,14 @@ def is_sparse(one, x, total):
     ids=["training", "the user's own edges", "fixed inputs", "torch.compile", "zeros", "a gradient", "a second one",
          "random numbers", "inputs written to", "something left", "it raises"],
 )  # fmt: skip
-def test_a_form_that_is_wrong_in_one_case_alone_is_not_taken(form, why, with_form):
-    model, reference = with_form(form), build("GCN plain")
+def test_a_kernel_that_is_wrong_in_one_case_alone_is_not_taken(kernel, why, with_kernel):
+    model, reference = with_kernel(kernel), build("GCN plain")
     inputs, called = arguments("GCN plain", MANY, 13)
     assert_same(results(model.train(), inputs, called), results(reference.train(), inputs, called))
     assert model._fast.direct == {(None, "cpu", ""): False} and why in model._fast.why[DIRECT], model._fast.why
 
 
-# ---- calls that a form was not made for -----------------------------------------------------------------------------
+# ---- calls that a kernel was not made for ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["GCN plain", "SAGE mean", "GIN", "GAT", "GATv2", "Transformer with edges"])
@@ -421,7 +421,7 @@ def test_edges_of_pygs_own_class_and_attention_weights_come_from_pygs_code():
 
 
 @pytest.mark.parametrize("name", ["GCN plain", "GAT", "Transformer with edges", "RGCN", "PNA"])
-def test_torch_compile_keeps_a_form_whole_in_eval_then_in_training_and_on_other_sizes(name):
+def test_torch_compile_keeps_a_kernel_whole_in_eval_then_in_training_and_on_other_sizes(name):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()  # reset leaves what other tests counted
     model, reference = swapped(build(name)), build(name)
@@ -435,7 +435,7 @@ def test_torch_compile_keeps_a_form_whole_in_eval_then_in_training_and_on_other_
         with torch.no_grad():
             torch.testing.assert_close(compiled.eval()(*called), reference.eval()(*called), **CLOSE)
         assert_same(results(compiled.train(), [x], called), results(reference.train(), [x], called))
-    assert seen and all("gnnswap" in graph for graph in seen), "the form is not in the graph"
+    assert seen and all("gnnswap" in graph for graph in seen), "the kernel is not in the graph"
 
 
 def test_what_changes_after_compiling_is_seen():

@@ -23,7 +23,7 @@ def test_the_fast_model_does_what_the_original_does(outcomes):
     assert not wrong, f"{len(wrong)} of {SEQUENCES} sequences differ:\n{again}"
 
 
-def test_fast_forms_run_in_these_sequences(outcomes):
+def test_fast_kernels_run_in_these_sequences(outcomes):
     def share(part, whole):
         return sum(getattr(o, part) for o in outcomes) / sum(getattr(o, whole) for o in outcomes)
 

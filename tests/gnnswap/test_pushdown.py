@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from layer_cases import CLOSE, EDGE, IN, assert_same, results
 from torch import nn
 from torch_geometric.nn import MessagePassing
-from zoo_cases import CLOSE, EDGE, IN, assert_same, results
 
 from gnnswap import swap
 from gnnswap.layer import LINEAR, NONE

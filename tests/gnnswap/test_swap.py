@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
+from layer_cases import assert_same, results
 from refusals import refused
 from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, NNConv, SAGEConv
-from zoo_cases import assert_same, results
 
 from gnnswap import cost, replace, swap
 from gnnswap.cost import Ratio, compare_times
@@ -102,7 +102,7 @@ def test_a_layer_is_a_model_and_examples_may_be_mappings_and_data():
 
 
 @pytest.mark.parametrize("make", [lambda: GCNConv(-1, 4), lambda: pyg.GMMConv(-1, 4, 2, 3)])
-def test_weights_without_a_shape_get_it_in_the_first_call_and_the_layer_its_form_after_that(make):
+def test_weights_without_a_shape_get_it_in_the_first_call_and_the_layer_its_kernel_after_that(make):
     (x, edge_index), model = example(), make().eval()
     batch = (x, edge_index, torch.rand(220, 2)) if isinstance(model, pyg.GMMConv) else (x, edge_index)
     report = swap(model, batch, measure=False)  # which calls the model
@@ -180,7 +180,7 @@ def test_where_float32_disagrees_float64_and_the_rounding_of_the_model_itself_de
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds of the fast form and of PyG's, (forward, in training) each."""
+    """Seconds of the fast kernel and of PyG's, (forward, in training) each."""
 
     def ticks(fast, own):
         def seconds(run, *_):
@@ -202,7 +202,7 @@ def clock(monkeypatch):
         ((0.1, 0.1), (0.1, 0.1), "no faster here: 1.00x forward, 1.00x in training"),
     ],
 )
-def test_a_layer_stays_unless_its_form_gains_forward_and_if_short_in_training(fast, own, expected, clock):
+def test_a_layer_stays_unless_its_kernel_gains_forward_and_if_short_in_training(fast, own, expected, clock):
     x, edge_index = example()
     report = swap(SAGEConv(6, 8), (x, edge_index), measure=False)
     clock(fast, own)

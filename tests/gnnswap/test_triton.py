@@ -115,8 +115,8 @@ def test_sums_of_rows_of_any_width(width):
     close(with_gradients(kernel, inputs), with_gradients(plain, inputs))
 
 
-@pytest.mark.parametrize("name", ONE_PASS)  # the others have the plain forms that test_kernels differentiates
-def test_second_derivatives_go_through_the_plain_form(name):
+@pytest.mark.parametrize("name", ONE_PASS)  # the others have the plain kernels that test_kernels differentiates
+def test_second_derivatives_go_through_the_plain_kernel(name):
     kernel, plain, inputs = case(name, GRAPHS["edges that repeat"].to(DEVICE))
     close(ladder(kernel, inputs, 2), ladder(plain, inputs, 2))
 

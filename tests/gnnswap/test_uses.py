@@ -65,7 +65,7 @@ examples = pytest.mark.parametrize("example", [False, True], ids=["no example", 
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_layers_of_these_tests_take_fast_forms(name):
+def test_the_layers_of_these_tests_take_fast_kernels(name):
     """Else nothing here would prove anything."""
     x, edge_index = graph()
     report = swap(ALL[name]().double(), (x, edge_index), measure=False)

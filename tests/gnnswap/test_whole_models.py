@@ -8,7 +8,7 @@ from torch import nn
 from torch_geometric.nn import Sequential, models
 from torch_geometric.nn.conv import MessagePassing
 
-from examples.model_zoo import ZOO, inputs
+from examples.public_models import MODELS, inputs
 from gnnswap import swap
 from gnnswap.replace import TO_COMPARE
 
@@ -69,14 +69,14 @@ def own_forward(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.usefixtures("floats_of", "own_forward")
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_what_it_gave_and_its_layers_are_fast(name):
     if name in NEWER and not hasattr(models, NEWER[name]):
         pytest.skip(f"this release of PyG has no {NEWER[name]}")
     if name == "hetero_sage" and not hasattr(torch.fx._symbolic_trace, "Union"):
         pytest.importorskip("torch_geometric", "2.7.0", reason="to_hetero of older releases fails with this torch")
     torch.manual_seed(0)
-    reference, given = ZOO[name][0]().double(), inputs(name, SCALE)
+    reference, given = MODELS[name][0]().double(), inputs(name, SCALE)
     results(reference.train(), given)  # swapped after training, as users do
     report = swap(reference, measure=False)
     model = report.model

@@ -70,7 +70,7 @@ def test_an_engine_takes_the_place_of_the_layers_of_a_model(exact, name):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_flat_forms_compute_what_the_model_does(model_type):
+def test_the_flat_variants_compute_what_the_model_does(model_type):
     model, networks = load(model_type), NetworkArrays.of([*usual_states(3), ALONE])
     flat, expected = FlatAllocator(weights(model_type)), reference(networks, model)
     with torch.inference_mode():
@@ -137,15 +137,15 @@ def test_an_engine_that_does_not_work_here_says_why(monkeypatch):
             engines.make(name, WEIGHTS)
 
 
-def test_a_form_on_a_gpu_is_judged_over_the_original_on_the_cpu():
+def test_a_variant_on_a_gpu_is_judged_over_the_original_on_the_cpu():
     shared = {"study": "replaced_model", "keys": {"nodes": 10}, "unit": "ms", "better": "lower", "origin": "measured",
               "statistic": "median", "interval": "95 % confidence", "n": 12, "runtime": "torch", "precision": "float32",
               "threads": 1}  # fmt: skip
     rng, rows = np.random.default_rng(0), table.Table()
-    for form, device, ms in (("original", "CPU x", 10.0), ("A/A", "CPU x", 10.0), ("cuda", "CUDA y", 2.0)):
-        over = {} if form == "original" else {"baseline": "original", "ratio": 10.0 / ms}
+    for variant, device, ms in (("original", "CPU x", 10.0), ("A/A", "CPU x", 10.0), ("cuda", "CUDA y", 2.0)):
+        over = {} if variant == "original" else {"baseline": "original", "ratio": 10.0 / ms}
         samples = ms * rng.uniform(0.99, 1.01, 12)
-        row = table.row(**shared, **over, form=form, device=device, value=ms, low=0.9 * ms, high=1.1 * ms)
+        row = table.row(**shared, **over, variant=variant, device=device, value=ms, low=0.9 * ms, high=1.1 * ms)
         rows.put(row, samples)
     found = claims.evaluate(claims.catalogue()["infer.gpu"], rows)
     assert found.estimate.value == pytest.approx(5, rel=0.02) and found.rows[0].device == "CUDA y"

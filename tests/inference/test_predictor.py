@@ -47,7 +47,9 @@ def agree(decisions, many, expected=expected_of):
 def test_decisions_are_those_of_the_model(model_type, state):
     model, predictor = load(model_type), Predictor(model_type, "cpu")
     agree([predictor.predict(state, return_scores=True)], [state], lambda s: expected_of(s, model))
-    assert np.array_equal(predictor(state), predictor.predict(state, return_scores=True).scores)  # as a form of a race
+    assert np.array_equal(
+        predictor(state), predictor.predict(state, return_scores=True).scores
+    )  # as a variant of a race
 
 
 @settings(max_examples=30)

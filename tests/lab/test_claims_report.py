@@ -26,8 +26,8 @@ def claim(**of):
     return Claim(**{**given, **fields}, of={"study": "s", **of})
 
 
-FAILED = row(**TORCH, **UNIT, study="s", form="fast", status="failed", reason="differs by 1e-1")
-SHARE = {**TORCH, **UNIT, "study": "s", "form": "fast", "statistic": "median", "interval": "none", "n": 9}
+FAILED = row(**TORCH, **UNIT, study="s", variant="fast", status="failed", reason="differs by 1e-1")
+SHARE = {**TORCH, **UNIT, "study": "s", "variant": "fast", "statistic": "median", "interval": "none", "n": 9}
 SHARES = [row(**SHARE, keys={"size": size}, value=value) for size, value in (("a", 0.4), ("b", 0.9))]
 CUDA = raced({"fast": 2.0}, device="CUDA H100")
 
@@ -35,12 +35,12 @@ CUDA = raced({"fast": 2.0}, device="CUDA H100")
 @pytest.mark.parametrize(
     ("of", "table", "value", "how"),
     [
-        (claim(form="fast"), raced({"fast": 2.0}, cells="abc"), 2, "fast over PyG: geomean of 3 cells, 40 rounds"),
-        (claim(form=["slow", "fast"], over=["PyG", "slow"]), raced({"slow": 0.5, "fast": 2.0}), 2,
+        (claim(variant="fast"), raced({"fast": 2.0}, cells="abc"), 2, "fast over PyG: geomean of 3 cells, 40 rounds"),
+        (claim(variant=["slow", "fast"], over=["PyG", "slow"]), raced({"slow": 0.5, "fast": 2.0}), 2,
          "fast over PyG: 20 rounds"),
-        (claim(form="fast", needs="cuda"), CUDA, 2, "fast over PyG: 40 rounds"),
-        (claim(form="fast"), Table(SHARES), 0.6, "fast: geomean of 2 cells, 9 rounds"),  # are ratios themselves
-        (claim(form="fast", stat="value", where={"size": "a"}), Table(SHARES), 0.4, "median of 9 samples"),
+        (claim(variant="fast", needs="cuda"), CUDA, 2, "fast over PyG: 40 rounds"),
+        (claim(variant="fast"), Table(SHARES), 0.6, "fast: geomean of 2 cells, 9 rounds"),  # are ratios themselves
+        (claim(variant="fast", stat="value", where={"size": "a"}), Table(SHARES), 0.4, "median of 9 samples"),
     ],
 )  # fmt: skip
 def test_a_claim_is_judged_by_a_ratio_or_by_one_row(of, table, value, how):
@@ -51,13 +51,13 @@ def test_a_claim_is_judged_by_a_ratio_or_by_one_row(of, table, value, how):
 @pytest.mark.parametrize(
     ("of", "table", "needs"),
     [
-        (claim(form="fast", cells=15), raced({"fast": 2.0}, cells="abc"), "3 of the 15 cells"),
-        (claim(form="fast", needs="cuda"), raced({"fast": 2.0}), "needs a CUDA device"),
-        (claim(form="fast", processor="cpu"), CUDA, "needs a CPU device"),
-        (claim(form="fast", where={"size": "b"}), CUDA, "needs rows of s, size b"),
-        (claim(form="slow"), CUDA, "0 of the 1 cells of slow"),
-        (claim(form="fast"), Table([FAILED]), "fast: differs by 1e-1"),
-        (claim(form="fast", stat="value"), Table(SHARES), "names 2 rows of s, not one"),
+        (claim(variant="fast", cells=15), raced({"fast": 2.0}, cells="abc"), "3 of the 15 cells"),
+        (claim(variant="fast", needs="cuda"), raced({"fast": 2.0}), "needs a CUDA device"),
+        (claim(variant="fast", processor="cpu"), CUDA, "needs a CPU device"),
+        (claim(variant="fast", where={"size": "b"}), CUDA, "needs rows of s, size b"),
+        (claim(variant="slow"), CUDA, "0 of the 1 cells of slow"),
+        (claim(variant="fast"), Table([FAILED]), "fast: differs by 1e-1"),
+        (claim(variant="fast", stat="value"), Table(SHARES), "names 2 rows of s, not one"),
     ],
 )
 def test_what_cannot_be_judged_says_what_it_needs(of, table, needs):
@@ -75,18 +75,18 @@ def test_counts_hold_only_if_all_of_them_do(mul, expected):
 def test_what_differs_between_runs_is_in_the_interval_and_their_number_in_the_row():
     tables = [raced({"fast": gain}, seed=seed) for seed, gain in enumerate((1.0, 1.2, 1.45, 1.3, 1.1))]
     one, five = (
-        claims_report._judged(claim(form="fast"), tables[2:3]),
-        claims_report._judged(claim(form="fast"), tables),
+        claims_report._judged(claim(variant="fast"), tables[2:3]),
+        claims_report._judged(claim(variant="fast"), tables),
     )
     assert (one.runs, five.runs) == (1, 5)
     assert one.verdict is Verdict.REPRODUCED and five.verdict is Verdict.REPRODUCED
     assert five.high - five.low > 3 * (one.high - one.low)
-    two = claims_report._judged(claim(form="fast"), tables[:2])
+    two = claims_report._judged(claim(variant="fast"), tables[:2])
     assert (two.low, two.verdict) == (None, Verdict.INCONCLUSIVE) and "no 95 % interval of n = 80 in 2 runs" in two.why
 
 
 def test_a_folder_is_judged_from_its_files_alone(tmp_path, result_file):
-    table = raced({"all together": 1.43, "compile": 1.0}, cells=(1, 8, 16, 32, 64), study="symptom_ladder")
+    table = raced({"all together": 1.43, "compile": 1.0}, cells=(1, 8, 16, 32, 64), study="symptom_steps")
     run_folders.put(tmp_path, result_file(notebook="02_optimize_gnn"), table)
     judged = claims_report.judge(tmp_path)
     verdicts = {row.id: row.verdict.value for row in judged.rows}
@@ -98,7 +98,7 @@ def test_a_folder_is_judged_from_its_files_alone(tmp_path, result_file):
 def test_the_share_of_equal_verdicts_needs_two_runs():
     of = claims.catalogue()["goal.same_verdict"]
     tables = [
-        raced({"all together": 1.43, "compile": gain}, cells=(1, 8, 16, 32, 64), study="symptom_ladder", seed=seed)
+        raced({"all together": 1.43, "compile": gain}, cells=(1, 8, 16, 32, 64), study="symptom_steps", seed=seed)
         for seed, gain in enumerate((1.0, 1.0, 1.15))
     ]
     assert claims_report._judged(of, tables[:1]).verdict is Verdict.UNTESTABLE
@@ -115,10 +115,10 @@ def test_a_notebook_that_was_skipped_leaves_its_claims_untestable_with_the_reaso
 # ---- printed, and computed again
 
 
-RACE = {"study": "gat_layer", "form": "gnnlab"}
+RACE = {"study": "gat_layer", "variant": "gnnlab"}
 CATALOGUE = [
     {"id": "gat.faster", "source": "S0", "claimed": (2, 2), "of": RACE},
-    {"id": "gat.compile", "source": "S0", "claimed": (5, 5), "of": RACE | {"form": "torch.compile"}},
+    {"id": "gat.compile", "source": "S0", "claimed": (5, 5), "of": RACE | {"variant": "torch.compile"}},
     {"id": "gat.calls", "source": "S0", "metric": "count", "of": {"study": "calls", "equals": {"arange": 7}}},
     {"id": "goal.gat", "at_least": 1.5, "of": RACE},
     {"id": "goal.far", "at_least": 100, "of": RACE},

@@ -156,9 +156,9 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(tmp_path):
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        ("x: int = open('executed', 'w')  # m", "not of the form"),  # it is read, and not executed
-        ("x: int = 5", "not of the form"),
-        ("x: str = 'a#b'  # m", "not of the form"),
+        ("x: int = open('executed', 'w')  # m", "does not read"),  # it is read, and not executed
+        ("x: int = 5", "does not read"),
+        ("x: str = 'a#b'  # m", "does not read"),
         ("x: int = 5  # m; 6..9", "x: got 5; allowed is a whole number, 6..9"),
         ("x: str = 'a'  # m; b|c", "x: got 'a'; allowed is a text, b|c"),
         ("x: list[int] = 5  # m", "x: got 5; allowed is a list as [a, b], of a whole number each"),

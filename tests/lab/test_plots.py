@@ -52,8 +52,8 @@ def roofline(count):
 def samples():
     rng = np.random.default_rng(0)
     taken = [np.array([*rng.normal(1, 0.02, 60), 9.0, 11.0]), rng.normal(1, 0.02, 60)]
-    frame = pd.DataFrame({"form": ["baseline", "baseline again"], "value": 1.0, "low": 0.99, "high": 1.01})
-    return bars(frame.assign(samples=taken), y="form", label="time", unit="ms", log=True)
+    frame = pd.DataFrame({"variant": ["baseline", "baseline again"], "value": 1.0, "low": 0.99, "high": 1.01})
+    return bars(frame.assign(samples=taken), y="variant", label="time", unit="ms", log=True)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_a_curve_exactly_under_another_shows():
 
 
 def test_on_a_logarithmic_axis_ratios_grow_from_1_and_anything_else_is_points():
-    frame = pd.DataFrame({"form": ["slow", "fast"], "value": [0.5, 4.0], "low": [0.4, 3.0], "high": [0.6, 5.0]})
-    ratios, times = (bars(frame, y="form", unit=unit, log=True).axes[0] for unit in ("x", "ms"))
+    frame = pd.DataFrame({"variant": ["slow", "fast"], "value": [0.5, 4.0], "low": [0.4, 3.0], "high": [0.6, 5.0]})
+    ratios, times = (bars(frame, y="variant", unit=unit, log=True).axes[0] for unit in ("x", "ms"))
     assert [(bar.get_x(), bar.get_width()) for bar in ratios.patches] == [(1, -0.5), (1, 3.0)]
     assert not times.patches
     assert [list(line.get_xdata()) for line in times.lines if line.get_marker() == "o"] == [[0.5, 4.0]]
@@ -130,8 +130,8 @@ def test_sizes_over_decades_have_units_of_their_own_and_a_0_stands_at_the_edge()
 
 @pytest.mark.parametrize(("low", "high"), [(0.85, 2.1), (0.6, 1.8), (0.1, 160.0)])
 def test_an_axis_of_ratios_has_a_tick_at_1(low, high):
-    frame = pd.DataFrame({"form": ["slow", "fast"], "value": [low, high]})
-    assert 1 in bars(frame, y="form", unit="x", log=True).axes[0].get_xticks()
+    frame = pd.DataFrame({"variant": ["slow", "fast"], "value": [low, high]})
+    assert 1 in bars(frame, y="variant", unit="x", log=True).axes[0].get_xticks()
 
 
 def written(folder):

@@ -12,33 +12,33 @@ from gnnlab.measure.estimates import CONTROL
 MS = {"unit": "ms", "better": "lower", "origin": "measured"}
 
 
-def ratio(table, form="fast", over=()):
-    rows = [each for each in table.select("s") if each.form in form]
+def ratio(table, variant="fast", over=()):
+    rows = [each for each in table.select("s") if each.variant in variant]
     return ratios.of_cells(table, rows, table.select("s"), over)[0].ratio
 
 
-def test_the_fastest_of_equal_forms_is_not_judged_by_the_samples_that_chose_it():
-    names = [f"form {i}" for i in range(10)]
+def test_the_fastest_of_equal_variants_is_not_judged_by_the_samples_that_chose_it():
+    names = [f"variant {i}" for i in range(10)]
     tables = [raced(dict.fromkeys(names, 1.0), rounds=24, noise=0.2, seed=seed) for seed in range(15)]
     assert abs(np.mean([np.log(ratio(table, names).value) for table in tables])) < 0.06
 
 
-def test_the_fastest_form_and_the_fastest_baseline_count_and_none_may_be_left_out():
+def test_the_fastest_variant_and_the_fastest_baseline_count_and_none_may_be_left_out():
     table = raced({"slow": 1.0, "fast": 3.0, "EdgeIndex": 2.0, "CSR": 1.5})
     (cell,) = ratios.of_cells(table, [*table.select("s", "slow"), *table.select("s", "fast")], table.select("s"))
-    assert (cell.form.form, cell.baseline.form, cell.ratio.n) == ("fast", "PyG", 20)
+    assert (cell.variant.variant, cell.baseline.variant, cell.ratio.n) == ("fast", "PyG", 20)
     assert ratio(table, over=["EdgeIndex", "CSR"]).value == pytest.approx(1.5, rel=0.05)
     for over in (["EdgeIndex", "torch.compile"], ["torch.compile"]):
         with pytest.raises(Untestable, match=r"needs torch\.compile in the same race"):
             ratio(table, over=over)
     with pytest.raises(Untestable, match="needs PyG in the same race"):
-        ratio(Table(each for each in table if each.form != "PyG"))
+        ratio(Table(each for each in table if each.variant != "PyG"))
 
 
 @pytest.mark.parametrize("status", ["failed", "unavailable"])
 def test_a_baseline_that_computes_something_else_is_none_and_one_that_is_not_here_is_missed(status):
     table = raced({"fast": 3.0, "EdgeIndex": 2.0})
-    table.put(row(**TORCH, study="s", keys={"size": "a"}, form="CSR", status=status, reason="other result", **MS))
+    table.put(row(**TORCH, study="s", keys={"size": "a"}, variant="CSR", status=status, reason="other result", **MS))
     if status == "failed":
         assert ratio(table, over=["EdgeIndex", "CSR"]).value == pytest.approx(1.5, rel=0.05)
     with pytest.raises(Untestable, match="CSR: other result"):
@@ -47,7 +47,7 @@ def test_a_baseline_that_computes_something_else_is_none_and_one_that_is_not_her
 
 def test_what_a_control_shows_is_in_every_ratio():
     quiet, loud = raced({"fast": 2.0}, noise=0.001), Table()
-    base, control, fast = (quiet.samples_of(quiet.select("s", form)[0]) for form in ("PyG", CONTROL, "fast"))
+    base, control, fast = (quiet.samples_of(quiet.select("s", variant)[0]) for variant in ("PyG", CONTROL, "fast"))
     put(loud, "s", {"size": "a"}, "PyG", base)
     put(loud, "s", {"size": "a"}, CONTROL, control * 1.1, ("PyG", base))
     put(loud, "s", {"size": "a"}, "fast", fast, ("PyG", base), control * 1.1)
@@ -82,7 +82,7 @@ def test_the_worst_cell_counts_of_those_that_are_asked_for_and_all_have_to_be_th
 
 
 def test_clusters_are_resampled_and_two_of_them_have_no_interval():
-    exact = {**TORCH, **MS, "form": "predicted", "statistic": "single", "interval": "none", "n": 2}
+    exact = {**TORCH, **MS, "variant": "predicted", "statistic": "single", "interval": "none", "n": 2}
     rows = [
         row(study="s", keys={"size": size, "at": at}, value=value, **exact)
         for size, values in (("a", (1, 2, 30)), ("b", (2, 4)), ("c", (4,)))

@@ -23,7 +23,7 @@ def table(study="gat_layer"):
     put(made, study, {"size": "58x776"}, "PyG", [1.0, 2.0, 3.0] * 3)
     made.put(*counted(study, parameters=4))
     absent = {"status": "unavailable", "reason": "no CUDA", "origin": "measured", "unit": "ms", "better": "lower"}
-    made.put(row(study=study, form="cuda", **TORCH, **absent))
+    made.put(row(study=study, variant="cuda", **TORCH, **absent))
     return made
 
 

@@ -48,7 +48,7 @@ def finish(status="passed", reason=None):
     )
     rows, pid = table.Table(), os.getpid()
     row = table.row(
-        study="kernel", form="pid", value=pid, n=1, unit="count", better="neither", origin="measured", threads=1,
+        study="kernel", variant="pid", value=pid, n=1, unit="count", better="neither", origin="measured", threads=1,
         statistic="single", interval="none", device="CPU", runtime="python", precision="none",
     )
     rows.put(row, [pid])

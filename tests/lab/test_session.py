@@ -108,11 +108,11 @@ def test_outputs_may_go_below_the_home_of_the_user_and_under_the_runner_wait_whe
     assert results.paths(lab.folder) == []
 
 
-def test_a_race_records_every_form_in_every_cell_and_what_it_is_a_choice_for(lab):
-    forms = {"base": nn.Identity(), "mine": lambda input: input + 0, "wrong": lambda input: input * 2}
+def test_a_race_records_every_variant_in_every_cell_and_what_it_is_a_choice_for(lab):
+    variants = {"base": nn.Identity(), "mine": lambda input: input + 0, "wrong": lambda input: input * 2}
     over = {n: {"input": torch.ones(n)} for n in (10, 100)}
-    raced = lab.race("copy", forms, over, key="rows", budget_s=0.01)
-    assert [row.form for row in raced.rows] == ["base", "A/A", "mine", "wrong"] * 2
+    raced = lab.race("copy", variants, over, key="rows", budget_s=0.01)
+    assert [row.variant for row in raced.rows] == ["base", "A/A", "mine", "wrong"] * 2
     mine = raced.rows[2]
     assert mine.keys == {"rows": 10} and mine.baseline == "base" and mine.parity_error == 0
     assert mine.ratio_low <= mine.ratio <= mine.ratio_high and len(lab.table.samples_of(mine)) == mine.n >= 12
@@ -121,27 +121,27 @@ def test_a_race_records_every_form_in_every_cell_and_what_it_is_a_choice_for(lab
     raced.plot("value", x="rows")
     assert [f.name for f in lab.figures] == ["copy", "copy-value"] and lab.figures[1].alt.startswith("Lines over rows")
     assert "mine" in lab.figures[0].alt and "base" in lab.figures[0].title
-    lab.race("unsaid", forms, {"4 rows": (X,)}, budget_s=0.01)
+    lab.race("unsaid", variants, {"4 rows": (X,)}, budget_s=0.01)
     path = lab.finish()
     result = results.read(path)
     table = results.table_of(path, result)
     assert not [line for row in table for line in claims_report.differences(row, table)]
 
 
-def test_a_form_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
+def test_a_variant_says_of_itself_what_computes_it_whatever_it_is_bound_to(lab):
     def absent(x):
         raise Unavailable("no such device here")
 
     scaled = under(lambda x, by: x * by, runtime="by hand", threads=1, precision="int8")
-    forms = {"base": lambda x: x * 2, "bound": partial(scaled, by=2.0), "absent": absent}
-    rows = {row.form: row for row in lab.race("doubled", forms, {"4": (X,)}, budget_s=0.01).rows}
+    variants = {"base": lambda x: x * 2, "bound": partial(scaled, by=2.0), "absent": absent}
+    rows = {row.variant: row for row in lab.race("doubled", variants, {"4": (X,)}, budget_s=0.01).rows}
     assert (rows["bound"].runtime, rows["bound"].threads, rows["bound"].precision) == ("by hand", 1, "int8")
     assert rows["base"].precision == "float32" and rows["A/A"].runtime == rows["base"].runtime
     assert (rows["absent"].status, rows["absent"].reason) == ("unavailable", "no such device here")
 
 
 def test_rows_of_a_frame_are_recorded_under_the_names_of_their_fields(lab):
-    columns = ["stage", "form", "samples", "status", "reason", "threads", "colour"]
+    columns = ["stage", "variant", "samples", "status", "reason", "threads", "colour"]
     measured = ["GATHER", "torch", np.arange(1.0, 9.0), "ok", None, 7, "red"]
     frame = pd.DataFrame([measured, ["GATHER", "npu", None, "unavailable", "no NPU", None, "blue"]], columns=columns)
     alike = {"unit": "ms", "better": "lower", "origin": "measured", "statistic": "median", "device": "NPU x"}

@@ -40,9 +40,9 @@ def cells():
         for stage, time in (("GATHER", 0.01), ("UPDATE", 5.0)):
             for size in ("10x20", "100x200"):
                 keys = {"stage": stage, "size": size}
-                rows.append({"form": unit, "keys": keys, "value": time * factor * (10 if size[2] == "0" else 1)})
+                rows.append({"variant": unit, "keys": keys, "value": time * factor * (10 if size[2] == "0" else 1)})
     rows[-1] |= {"origin": "simulated"}
-    rows[-2] = {"form": "npu", "keys": rows[-2]["keys"], "status": "failed", "reason": "no such kernel"}
+    rows[-2] = {"variant": "npu", "keys": rows[-2]["keys"], "status": "failed", "reason": "no such kernel"}
     return study(*rows)
 
 
@@ -50,7 +50,7 @@ def drawn(measured, name):
     return measured._lab.figures[name]
 
 
-def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
+def test_a_heat_map_has_a_panel_for_each_variant_and_compares_within_a_row():
     measured = cells()
     measured.heat(row="stage", column="size")
     fig, alt = drawn(measured, "cells-heat")
@@ -67,15 +67,15 @@ def test_a_heat_map_has_a_panel_for_each_form_and_compares_within_a_row():
 
 def test_marks_show_the_worst_of_a_field_without_the_control_and_list_each_reason_once():
     measured = cells()
-    measured.marks(row="form", column="stage")
+    measured.marks(row="variant", column="stage")
     fig, alt = drawn(measured, "cells-marks")
     assert "fails" in [text.get_text() for text in fig.axes[0].texts]
     assert "3 ok, 1 failed" in fig.get_suptitle() and "3 ok, 1 failed" in alt
     assert measured._lab.sentences == ["- failed: no such kernel (npu × UPDATE)"]
     lost = {"status": "unavailable", "reason": "no NPU"}
-    rows = [{"form": f, "keys": {"stage": s}, **lost} for f in ("npu", "A/A", "gpu") for s in "abc"]
-    measured = study(*rows[:-1], {"form": "gpu", "keys": {"stage": "c"}, "value": 1.0})
-    measured.marks(row="form", column="stage")
+    rows = [{"variant": f, "keys": {"stage": s}, **lost} for f in ("npu", "A/A", "gpu") for s in "abc"]
+    measured = study(*rows[:-1], {"variant": "gpu", "keys": {"stage": "c"}, "value": 1.0})
+    measured.marks(row="variant", column="stage")
     assert measured._lab.sentences == ["- unavailable: no NPU (npu × every stage; gpu × a, b)"]
     assert [text.get_text() for text in drawn(measured, "cells-marks")[0].axes[0].texts] == ["not here"] * 5 + ["✓"]
 
@@ -88,8 +88,10 @@ def test_lines_need_numbers_and_a_key_that_is_there():
 
 
 def test_a_figure_has_one_unit_and_a_table_each_number_its_own():
-    units = [(form, unit) for form in "ab" for unit in ("ms", "B")]
-    measured = study(*({"form": form, "keys": {"of": unit}, "value": 1.0, "unit": unit} for form, unit in units))
+    units = [(variant, unit) for variant in "ab" for unit in ("ms", "B")]
+    measured = study(
+        *({"variant": variant, "keys": {"of": unit}, "value": 1.0, "unit": unit} for variant, unit in units)
+    )
     with pytest.raises(GnnlabError, match="cells is in ms and B: one figure has one unit"):
         measured.plot("value")
     assert measured.finding() == "Cells: 4 numbers in ms and B"
@@ -99,7 +101,7 @@ def test_a_figure_has_one_unit_and_a_table_each_number_its_own():
 
 
 def test_every_sample_is_drawn_of_the_control_too():
-    measured = study({"form": "A/A", "value": 2.0})
+    measured = study({"variant": "A/A", "value": 2.0})
     measured._lab.table.put(measured.rows[0], [1.0, 2.0, 30.0] * 3)
     measured.plot("samples")
     ax = drawn(measured, "cells")[0].axes[0]
@@ -109,16 +111,18 @@ def test_every_sample_is_drawn_of_the_control_too():
 
 def test_a_table_has_one_column_of_values_and_says_at_its_end_why_there_is_none():
     frame = cells().tabulated()
-    assert list(frame.columns) == ["size", "form", "median (ms)", "n", "origin", "why"]
+    assert list(frame.columns) == ["size", "variant", "median (ms)", "n", "origin", "why"]
     failed = frame[frame["why"] != ""]
-    assert failed[["form", "median (ms)", "n", "why"]].to_numpy().tolist() == [["npu", "failed", "0", "no such kernel"]]
+    assert failed[["variant", "median (ms)", "n", "why"]].to_numpy().tolist() == [
+        ["npu", "failed", "0", "no such kernel"]
+    ]
 
 
 def test_only_keeps_rows_by_key_and_field_and_says_so():
     measured = cells()
-    part = measured.only(stage="UPDATE").only(form=["torch"])
+    part = measured.only(stage="UPDATE").only(variant=["torch"])
     assert [row.value for row in part.rows] == [5.0, 50.0] and len(part.frame) == 2
-    assert part.finding() == "Cells, stage UPDATE, form torch: up to 50 ms (100x200)"
+    assert part.finding() == "Cells, stage UPDATE, variant torch: up to 50 ms (100x200)"
     part.plot("value")
     assert list(measured._lab.figures) == ["cells-UPDATE-torch"]
     assert not measured.only(stage="nothing").rows
@@ -127,20 +131,20 @@ def test_only_keeps_rows_by_key_and_field_and_says_so():
 
 
 def test_nothing_measured_is_said_and_not_drawn():
-    measured = study({"form": "npu", "status": "unavailable", "reason": "no NPU"})
+    measured = study({"variant": "npu", "status": "unavailable", "reason": "no NPU"})
     measured.plot()
-    measured.heat(row="form", column="device")
-    measured.only(form="cpu").marks(row="form", column="device")
-    sentences = ["Cells: nothing was measured."] * 2 + ["Cells, form cpu: nothing was measured."]
+    measured.heat(row="variant", column="device")
+    measured.only(variant="cpu").marks(row="variant", column="device")
+    sentences = ["Cells: nothing was measured."] * 2 + ["Cells, variant cpu: nothing was measured."]
     assert measured._lab.sentences == sentences and not measured._lab.figures
     assert "no NPU" in measured.tabulated().to_string()
     assert study().finding() == "Cells: nothing was measured" and len(study().tabulated()) == 1
 
 
-def raced(form, ratio, *, size="10x20", baseline="slow", half=0.02, **fields):
+def raced(variant, ratio, *, size="10x20", baseline="slow", half=0.02, **fields):
     """A row of a race at a size, `ratio` times as fast as its baseline."""
     ends = {"ratio": ratio, "ratio_low": ratio - half, "ratio_high": ratio + half}
-    return {"form": form, "keys": {"size": size}, "value": 1.0 / ratio, "baseline": baseline, **ends, **fields}
+    return {"variant": variant, "keys": {"size": size}, "value": 1.0 / ratio, "baseline": baseline, **ends, **fields}
 
 
 FAST = raced("fast", 2.0)
@@ -170,11 +174,14 @@ def test_a_title_names_the_fastest_that_computes_the_same_everywhere(rows, findi
     [
         ([raced("fast", 1.01), raced("A/A", 1.0)], "nothing that computes the same is measurably faster than slow"),
         ([raced("lean", 2.0, unit="MiB")], "lean is 2.00× (1.98 to 2.02×) as small as slow"),
-        ([{"form": "mm", "value": 0.5, "unit": "share"}], "50 % (mm)"),
-        ([{"form": form, "value": of, "unit": "share"} for form, of in (("mm", 0.5), ("add", 0.1))], "up to 50 % (mm)"),
+        ([{"variant": "mm", "value": 0.5, "unit": "share"}], "50 % (mm)"),
+        (
+            [{"variant": variant, "value": of, "unit": "share"} for variant, of in (("mm", 0.5), ("add", 0.1))],
+            "up to 50 % (mm)",
+        ),
     ],
 )
-def test_a_title_says_what_there_is_to_say_without_a_faster_form(rows, finding):
+def test_a_title_says_what_there_is_to_say_without_a_faster_variant(rows, finding):
     assert study(*rows).finding() == f"Cells: {finding}"
 
 
@@ -196,7 +203,7 @@ def test_what_has_no_number_is_neither_drawn_nor_compared_and_its_reason_is_list
     fig, _ = drawn(measured, "cells")
     assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["fast"]
     assert [*measured.over_baseline()] == ["fast"]
-    alone = study({"form": "PyG", "value": 1.0}, {"form": "mine", "status": "failed", "reason": "it raised"})
+    alone = study({"variant": "PyG", "value": 1.0}, {"variant": "mine", "status": "failed", "reason": "it raised"})
     alone.plot()
     said = ["Cells: there is nothing to compare.", "- mine: not timed in 1 of 1 cases: it raised"]
     assert not alone._lab.figures and alone._lab.sentences == said
@@ -206,15 +213,15 @@ def test_a_table_and_a_map_name_the_one_baseline():
     rows = [FAST, raced("fast", 2.0, size="100x200")]
     measured = study(*rows)
     assert "over slow" in measured.tabulated().columns
-    measured.heat(row="form", column="size", panel="baseline")
+    measured.heat(row="variant", column="size", panel="baseline")
     assert drawn(measured, "cells-heat")[0].axes[0].get_title(loc="left") == "over slow"
     assert "over baseline" in study(*rows, raced("A/A", 1.0, baseline="ours")).tabulated().columns
 
 
 def test_a_sentence_of_several_rows_stands_below_the_table_once(capsys):
     long = "the interval is wider than two percent"
-    rows = [{"form": form, "value": 1.0, "notes": [long]} for form in "abc"]
-    measured = study(*rows, {"form": "d", "value": 1.0, "notes": ["short"]})
+    rows = [{"variant": variant, "value": 1.0, "notes": [long]} for variant in "abc"]
+    measured = study(*rows, {"variant": "d", "value": 1.0, "notes": ["short"]})
     measured.table("notes")
     shown = capsys.readouterr().out
     assert measured._lab.sentences == [f"(1) {long}"] and long not in shown

@@ -7,7 +7,7 @@ from table_rows import TORCH
 from gnnlab.errors import GnnlabError
 from gnnlab.lab.table import Table, row
 
-GOOD = TORCH | {"study": "gat_layer", "keys": {"size": "58x776"}, "form": "gnnlab", "unit": "ms", "better": "lower"}
+GOOD = TORCH | {"study": "gat_layer", "keys": {"size": "58x776"}, "variant": "gnnlab", "unit": "ms", "better": "lower"}
 GOOD |= {"origin": "measured", "statistic": "median", "interval": "95 % confidence"}
 GOOD |= {"value": 1.0, "low": 0.9, "high": 1.1, "n": 7}
 
@@ -59,7 +59,7 @@ def test_as_many_samples_as_n():
         Table().put(row(**GOOD), [1, 2, 3])
 
 
-def test_rows_are_selected_by_study_form_and_keys():
+def test_rows_are_selected_by_study_variant_and_keys():
     table = Table([row(**{**GOOD, "keys": {"size": size, "features": 64}}) for size in ("a", "b", "c")])
     assert len(table.select("gat_layer", "gnnlab", {"size": ["a", "c"]})) == 2
     assert table.select("gat_layer", "gnnlab", {"features": 500}) == []

@@ -66,13 +66,13 @@ def test_a_process_that_has_not_used_cuda_never_starts_it(monkeypatch):
     assert timing.measure(lambda: None, budget_s=0.01).n >= 6
 
 
-def test_the_functions_of_s1_and_the_race_of_forms_wait_too(device, monkeypatch):
+def test_the_functions_of_s1_and_the_race_of_variants_wait_too(device, monkeypatch):
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waits.append(1))
     model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
     runtime.profile_training_step(model, (x,), num_runs=2, warmup_runs=0)
     assert len(waits) == 4  # before and after each
-    raced = race.race_forms({"a": model, "b": model}, (x,), budget_s=0.01)
+    raced = race.race_variants({"a": model, "b": model}, (x,), budget_s=0.01)
     assert len(waits) > 4 + 2 * 3 * len(raced["a"].times_ms) and raced["b"].device == "cpu"
 
 
@@ -85,7 +85,7 @@ def test_models_batches_and_races_are_where_any_of_their_tensors_is(monkeypatch)
     with FakeTensorMode():
         on_card = torch.ones(2, device="cuda")
         assert device_of({"ptr": on_cpu, "x": on_card}).type == device_of(on_cpu, [(on_card,)]).type == "cuda"
-        raced = race.race_forms({"a": lambda: on_card + 1, "b": lambda: 1 + on_card}, (), budget_s=0.01)
+        raced = race.race_variants({"a": lambda: on_card + 1, "b": lambda: 1 + on_card}, (), budget_s=0.01)
     assert {each.device for each in raced.values()} == {"cuda:0"}
 
 

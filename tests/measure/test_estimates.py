@@ -65,7 +65,7 @@ def test_percentiles_need_their_samples_and_a_stated_floor():
 def test_what_contradicts_itself_is_refused():
     with pytest.raises(ValueError, match="outside of its interval"):
         Estimate(8.41, 7.87, 8.23, 10)
-    with pytest.raises(ValueError, match="1 times of the baseline, 7 of the form"):
+    with pytest.raises(ValueError, match="1 times of the baseline, 7 of the variant"):
         estimates.ratio([1.0], [1.0] * 7)
 
 
@@ -74,8 +74,8 @@ def test_what_contradicts_itself_is_refused():
 
 def races(seed, rounds, gain, noise=0.05, control_drift=1.0):
     rng = np.random.default_rng(seed)
-    base, form, control = (np.exp(rng.normal(0, noise, rounds)) for _ in range(3))
-    return base, form / gain, control * control_drift
+    base, variant, control = (np.exp(rng.normal(0, noise, rounds)) for _ in range(3))
+    return base, variant / gain, control * control_drift
 
 
 def test_the_interval_of_a_ratio_holds_the_true_gain():
@@ -84,16 +84,16 @@ def test_the_interval_of_a_ratio_holds_the_true_gain():
 
 
 def test_what_the_control_shows_beyond_1_is_in_the_interval():
-    base, form, control = races(0, 40, 1.3, control_drift=1.1)
-    alone, widened = estimates.ratio(base, form), estimates.ratio(base, form, control)
+    base, variant, control = races(0, 40, 1.3, control_drift=1.1)
+    alone, widened = estimates.ratio(base, variant), estimates.ratio(base, variant, control)
     floor = estimates.noise_floor(base, control)
     assert floor == pytest.approx(1.1, rel=0.05)
     assert (widened.low, widened.high) == pytest.approx((alone.low / floor, alone.high * floor))
 
 
 def test_a_ratio_that_changes_between_the_halves_of_a_race_reaches_to_both():
-    base, form, _ = races(0, 80, 1.0, noise=0.01)
-    drifted = np.where(np.arange(80) < 42, 1.0, 0.8) * form  # the first half has 40
+    base, variant, _ = races(0, 80, 1.0, noise=0.01)
+    drifted = np.where(np.arange(80) < 42, 1.0, 0.8) * variant  # the first half has 40
     ends = sorted(np.median(base[half]) / np.median(drifted[half]) for half in (slice(40), slice(40, None)))
     found = estimates.ratio(base, drifted)
     assert found.low <= ends[0] * 1.01 and found.high >= ends[1] * 0.99
@@ -110,9 +110,9 @@ def test_states_that_last_several_rounds_are_in_the_interval():
     for seed in range(200):
         rng = np.random.default_rng(seed)
         states = np.repeat(rng.normal(0, 0.1, 6), 20)  # a state lasts 20 rounds
-        form = np.exp(states + rng.normal(0, 0.01, 120))
+        variant = np.exp(states + rng.normal(0, 0.01, 120))
         for in_order in (True, False):
-            rounds = form if in_order else rng.permutation(form)
+            rounds = variant if in_order else rng.permutation(variant)
             found = estimates.ratio(np.ones(120), rounds)
             seen[in_order].append(found.low <= 1 <= found.high)
     assert np.mean(seen[True]) >= 0.93 and np.mean(seen[False]) < 0.8

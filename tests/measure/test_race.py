@@ -1,4 +1,4 @@
-"""A race checks before it times; forms see the inputs that they name."""
+"""A race checks before it times; variants see the inputs that they name."""
 
 import itertools
 import time
@@ -11,16 +11,16 @@ from torch import nn
 from gnnlab.errors import GnnlabError, ParityError
 from gnnlab.measure.conditions import Conditions, under
 from gnnlab.measure.estimates import CONTROL
-from gnnlab.measure.race import ITEMS, LEAST_ROUNDS, race_forms, require_equal
+from gnnlab.measure.race import ITEMS, LEAST_ROUNDS, race_variants, require_equal
 
 X = torch.arange(12.0).reshape(4, 3)
 
 
-def race(forms, inputs=None, **options):
-    return race_forms(forms, {"x": X, "scale": 2.0} if inputs is None else inputs, budget_s=0.01, **options)
+def race(variants, inputs=None, **options):
+    return race_variants(variants, {"x": X, "scale": 2.0} if inputs is None else inputs, budget_s=0.01, **options)
 
 
-def test_every_form_that_agrees_is_timed_in_the_same_rounds():
+def test_every_variant_that_agrees_is_timed_in_the_same_rounds():
     found = race({"base": lambda x, scale: x * scale, "mine": lambda x: x + x})
     assert list(found) == ["base", CONTROL, "mine"]
     (rounds,) = {len(raced.times_ms) for raced in found.values()}
@@ -36,19 +36,19 @@ def test_a_baseline_that_takes_items_one_by_one_is_checked_on_all_and_timed_on_s
         time.sleep(2e-5 * len(items))
         return [2 * item for item in items]
 
-    forms = {"base": doubled, "mine": lambda items: [item + item for item in items]}
-    forms["wrong"] = lambda items: [min(2 * item, 1197) for item in items]
-    found = race(forms, {"items": numbers}, one_by_one="items")
+    variants = {"base": doubled, "mine": lambda items: [item + item for item in items]}
+    variants["wrong"] = lambda items: [min(2 * item, 1197) for item in items]
+    found = race(variants, {"items": numbers}, one_by_one="items")
     assert found["mine"].parity_error == 0 and found["wrong"].times_ms is None  # of the last alone
     timed = [item for items in calls if len(items) == ITEMS for item in items]
     assert {len(items) for items in calls} == {len(numbers), ITEMS} and timed[:1200] == [*numbers, *numbers]
     assert min(*found["base"].times_ms, *found[CONTROL].times_ms) >= 2e-2 * len(numbers)
     assert found["mine"].ratio.value == pytest.approx(np.median(found["base"].times_ms / found["mine"].times_ms))
     assert [name for name in found if f"timed on {ITEMS} items" in str(found[name].notes)] == ["base", CONTROL]
-    assert "items" not in str(race(forms, {"items": numbers[:ITEMS]}, one_by_one="items")["base"].notes)
+    assert "items" not in str(race(variants, {"items": numbers[:ITEMS]}, one_by_one="items")["base"].notes)
 
 
-def test_a_form_that_computes_something_else_is_not_timed_and_says_why():
+def test_a_variant_that_computes_something_else_is_not_timed_and_says_why():
     wrong = {
         "differs from that of base by 5.0e-02 relative": lambda x: x * 2.1,
         "shape": lambda x: x[:2],
@@ -68,16 +68,16 @@ def test_a_compiled_module_gets_the_inputs_that_its_own_arguments_name():
     layer = nn.Linear(3, 2)
     compiled = torch.compile(layer, backend="eager")
     any_names = lambda **given: layer(given["input"])  # noqa: E731
-    forms = {"base": layer, "compiled": compiled, "under": under(compiled, threads=1)}
-    found = race(forms, {"input": X, "scale": 2.0}) | race({"base": layer, "any": any_names}, {"input": X})
-    trained = race(forms, {"input": X}, mode="training")
+    variants = {"base": layer, "compiled": compiled, "under": under(compiled, threads=1)}
+    found = race(variants, {"input": X, "scale": 2.0}) | race({"base": layer, "any": any_names}, {"input": X})
+    trained = race(variants, {"input": X}, mode="training")
     assert [each.reason for each in (*found.values(), trained["compiled"])] == [None] * 6
 
 
-def test_a_form_may_have_a_tolerance_of_its_own_a_tuple_is_spread_and_anything_else_is_one_argument():
-    forms = {"base": lambda x: x * 2, "rough": lambda x: x * 2.001}
-    assert race(forms)["rough"].times_ms is None
-    assert race(forms, tolerance={"rough": 1e-2})["rough"].times_ms is not None
+def test_a_variant_may_have_a_tolerance_of_its_own_a_tuple_is_spread_and_anything_else_is_one_argument():
+    variants = {"base": lambda x: x * 2, "rough": lambda x: x * 2.001}
+    assert race(variants)["rough"].times_ms is None
+    assert race(variants, tolerance={"rough": 1e-2})["rough"].times_ms is not None
     assert race({"a": lambda x, y: x + y, "b": lambda p, q: q + p}, (X, X))["b"].parity_error == 0
     assert race({"a": lambda x: x, "b": lambda y: y + 0}, X)["b"].parity_error == 0
 
@@ -90,14 +90,14 @@ class Rounded(nn.Module):
 
 
 def test_where_the_baseline_itself_rounds_float64_decides():
-    forms = {"rounded": Rounded(), "exact": lambda x: x * 1, "off": lambda x: x + 0.1}
+    variants = {"rounded": Rounded(), "exact": lambda x: x * 1, "off": lambda x: x + 0.1}
     x = torch.linspace(0, 1, 50)
-    raced = race(forms, {"x": x})
+    raced = race(variants, {"x": x})
     assert raced["exact"].ratio is not None and raced["exact"].parity_error < 1e-7
     assert raced["off"].ratio is None and "differs" in raced["off"].reason
     own = {"tolerance": {"exact": 1e-7}}  # stands, whatever the baseline rounds
-    assert race(forms, {"x": x}, **own)["exact"].ratio is None
-    no_module = {"function": lambda x: (x + 1e4) - 1e4, **forms}  # it has no float64
+    assert race(variants, {"x": x}, **own)["exact"].ratio is None
+    no_module = {"function": lambda x: (x + 1e4) - 1e4, **variants}  # it has no float64
     assert race(no_module, {"x": x})["exact"].ratio is None
 
 
@@ -112,10 +112,10 @@ class Largest(nn.Module):
         return (x + self.shift).amax() - self.shift
 
 
-def test_a_gradient_that_luck_decides_is_as_right_in_one_form_as_in_the_other():
+def test_a_gradient_that_luck_decides_is_as_right_in_one_variant_as_in_the_other():
     near = torch.tensor([1.0, 1 + 3 * 2.0**-23], requires_grad=True)  # apart behind 4, not behind 16
-    forms = {"lucky": Largest(4), "unlucky": Largest(16), "wrong": lambda x: (9 * x - 8 * x.detach()).amax()}
-    raced = race(forms, {"x": near}, mode="training")
+    variants = {"lucky": Largest(4), "unlucky": Largest(16), "wrong": lambda x: (9 * x - 8 * x.detach()).amax()}
+    raced = race(variants, {"x": near}, mode="training")
     assert raced["unlucky"].ratio is not None
     assert raced["wrong"].ratio is None and "differs" in raced["wrong"].reason
     far = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -138,24 +138,24 @@ def test_training_compares_the_gradients_too():
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_compared_with_the_others_of_a_training_step():
-    def form(slope):
+    def variant(slope):
         return lambda x, bias: x * 1 + slope * (bias - bias.detach())
 
     inputs = {"x": X.clone().requires_grad_(), "bias": torch.ones(1, requires_grad=True)}
-    raced = race({"base": form(1e-9), "rounded": form(-1e-9), "off": form(1e-6)}, inputs, mode="training")
+    raced = race({"base": variant(1e-9), "rounded": variant(-1e-9), "off": variant(1e-6)}, inputs, mode="training")
     assert raced["rounded"].times_ms is not None and raced["off"].times_ms is None
-    named = {"base": form(1), "fewer": lambda bias: X + bias - bias.detach()}  # inputs go by their names
+    named = {"base": variant(1), "fewer": lambda bias: X + bias - bias.detach()}  # inputs go by their names
     assert "no gradient of input x" in race(named, inputs, mode="training")["fewer"].reason
 
 
-def test_a_form_runs_under_its_own_conditions_and_the_others_under_those_around_also_after_an_error():
+def test_a_variant_runs_under_its_own_conditions_and_the_others_under_those_around_also_after_an_error():
     seen, before = {}, Conditions.now()
 
-    def form(x):
+    def variant(x):
         seen[torch.get_float32_matmul_precision()] = torch.get_num_threads()
         return x
 
-    found = race({"base": lambda x: x, "mine": under(form, threads=1, precision="medium")})
+    found = race({"base": lambda x: x, "mine": under(variant, threads=1, precision="medium")})
     assert seen == {"medium": 1} and Conditions.now() == before
     assert found["mine"].conditions == Conditions(1, "medium") and found["base"].conditions == before
     with pytest.raises(ZeroDivisionError), Conditions(before.threads + 1, "medium").applied():
@@ -166,7 +166,7 @@ def test_a_form_runs_under_its_own_conditions_and_the_others_under_those_around_
         under(lambda x: x, precision="low")
 
 
-def test_a_plain_race_leaves_gradients_to_its_forms():
+def test_a_plain_race_leaves_gradients_to_its_variants():
     seen = {}
 
     def watched(name):
@@ -181,7 +181,7 @@ def test_a_plain_race_leaves_gradients_to_its_forms():
 
 
 def off_in(*calls):
-    """A form whose results are off in the calls of these numbers."""
+    """A variant whose results are off in the calls of these numbers."""
     count = itertools.count(1)
     return lambda x: x + 1e-3 * (next(count) in calls)
 
@@ -205,6 +205,6 @@ def test_outputs_that_cannot_be_the_same_are_refused_in_one_line():
         (one, one * 2, "differ"),
         (nothing, nothing.clone(), "the baseline gives no finite number"),
     ):
-        with pytest.raises(ParityError, match=rf"^fast form.*{message}.*$"):
-            require_equal(expected, got, name="fast form")
+        with pytest.raises(ParityError, match=rf"^fast variant.*{message}.*$"):
+            require_equal(expected, got, name="fast variant")
     assert require_equal(one, one + 5e-6) == pytest.approx(5e-6, rel=0.05)

@@ -1,4 +1,4 @@
-"""Two forms in fresh processes: what is planted in time and memory comes out, what was not seen is no number."""
+"""Two variants in fresh processes: what is planted in time and memory comes out, what was not seen is no number."""
 
 import os
 import time
@@ -24,11 +24,11 @@ def inputs():
 
 
 def sleeps(seconds, other=0.0):
-    def form(x):
+    def variant(x):
         time.sleep(seconds)
         return x + other
 
-    return form
+    return variant
 
 
 def needs(variable):
@@ -41,16 +41,16 @@ def ends():
 
 
 def takes(torch_mib, kept_mib=0):
-    """A form that holds so much while it runs, and keeps some from its first call on."""
+    """A variant that holds so much while it runs, and keeps some from its first call on."""
     kept = []
 
-    def form(x):
+    def variant(x):
         if not kept:
             kept.append(torch.ones(kept_mib * MIB_OF_FLOATS))
         held = torch.ones(torch_mib * MIB_OF_FLOATS)
         return x + 0 * len(held)
 
-    return form
+    return variant
 
 
 def made(function, **arguments):
@@ -76,8 +76,8 @@ def test_each_process_makes_both_and_times_them_in_turns():
 @pytest.mark.parametrize(("enough", "processes"), [(True, 1), (False, 3)])
 def test_it_ends_after_a_first_process_that_is_enough(enough, processes):
     asked = []
-    forms = made("sleeps", seconds=0.001), made("sleeps", seconds=0.004), X
-    raced = versus(*forms, processes=3, seconds=0.05, enough=lambda first: asked.append(first.value) or enough)
+    variants = made("sleeps", seconds=0.001), made("sleeps", seconds=0.004), X
+    raced = versus(*variants, processes=3, seconds=0.05, enough=lambda first: asked.append(first.value) or enough)
     assert len(raced.processes) == processes and asked == [raced.processes[0].value]
 
 
@@ -106,8 +106,8 @@ def test_processes_that_make_no_interval_are_refused_before_one_starts(processes
 
 
 def test_peaks_hold_the_first_call_and_what_is_kept_and_both_counts_agree():
-    forms = made("takes", torch_mib=40, kept_mib=20), made("takes", torch_mib=30)
-    memory = versus(*forms, X, processes=1, seconds=0.01, memory=True).memory
+    variants = made("takes", torch_mib=40, kept_mib=20), made("takes", torch_mib=30)
+    memory = versus(*variants, X, processes=1, seconds=0.01, memory=True).memory
     assert memory.before.torch_mib == pytest.approx(60, abs=0.5) and memory.after.torch_mib == pytest.approx(
         30, abs=0.5
     )

@@ -22,7 +22,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 FAST = {"budget_s": 0.01}
 DEVICES = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:CPU", "fast:CPU", "openvino:NPU"]
 STAGES = {"features": 64, "sizes": ["200x500", "300x2000"]}  # of notebooks 04 to 06, which read each other's
-SMALL = {  # beside the quick parameters, by number; forms that claims name stay
+SMALL = {  # beside the quick parameters, by number; variants that claims name stay
     "01": {"graphs": ["symptoms"], "nodes": [20, 40, 80, 160], **FAST},
     "02": {"sizes": ["200x1000"], "gat_sizes": ["58x776"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
     "03": {"table": "synthetic:2000", "epochs": 1, **FAST},
@@ -125,14 +125,20 @@ def test_every_claim_of_a_notebook_is_judged_from_its_rows(notebook, folder):
         assert claim.of.study in studies or needs_more, f"{id} rests on {claim.of.study}, which nothing records"
         assert judged[id].why and "\n" not in judged[id].why
         if claim.of.study in studies and not claim.needs:
-            forms = {row.form for row in table if row.study == claim.of.study}
-            assert not unwritten(claim.of, forms, only_full(notebook.stem, result.parameters)), f"{id}: no such form"
+            variants = {row.variant for row in table if row.study == claim.of.study}
+            assert not unwritten(claim.of, variants, only_full(notebook.stem, result.parameters)), (
+                f"{id}: no such variant"
+            )
 
 
-def unwritten(rule, forms, elsewhere=frozenset()):
-    """The forms that a rule names and no row of its study has, but for those named by a word of `elsewhere`."""
-    named = {form for some in (rule.form, rule.over) for form in ([some] if isinstance(some, str) else some or ())}
-    return {form for form in (named | set(rule.equals or ())) - forms if not set(form.split(", ")) & elsewhere}
+def unwritten(rule, variants, elsewhere=frozenset()):
+    """The variants that a rule names and no row of its study has, but for those named by a word of `elsewhere`."""
+    named = {
+        variant for some in (rule.variant, rule.over) for variant in ([some] if isinstance(some, str) else some or ())
+    }
+    return {
+        variant for variant in (named | set(rule.equals or ())) - variants if not set(variant.split(", ")) & elsewhere
+    }
 
 
 def only_full(notebook, quick):
@@ -152,12 +158,12 @@ def test_a_notebook_keeps_an_output_to_compare_and_no_other(notebook):
 @pytest.mark.timeout(900)
 def test_training_to_equal_accuracy_has_a_time_and_an_accuracy_of_every_variant_or_says_why_not(folder):
     (notebook,) = [path for path in NOTEBOOKS if path.stem.startswith("09")]
-    rows = {(row.study, row.form): row for row in run(notebook, folder).rows}
+    rows = {(row.study, row.variant): row for row in run(notebook, folder).rows}
     variants = [f"full batch{more}" for more in ("", ", gnnlab", ", bfloat16", ", torch.compile")]
-    for form in ("A/A", "mini-batches", "mini-batches, gnnlab", *variants):
-        row = rows["training", form]
+    for variant in ("A/A", "mini-batches", "mini-batches, gnnlab", *variants):
+        row = rows["training", variant]
         if row.status == "ok":
-            assert row.n == rows["training_accuracy", form].n == 6 and (form == "full batch" or row.ratio)
+            assert row.n == rows["training_accuracy", variant].n == 6 and (variant == "full batch" or row.ratio)
         else:
             assert "not every seed reaches" in row.reason
 

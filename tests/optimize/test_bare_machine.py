@@ -16,7 +16,7 @@ CODE = """
 import sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split()))  # importing one of these raises
 import json
-from gnnlab import profile_forward, profile_memory_usage, profile_operators, profile_training_step, race_forms
+from gnnlab import profile_forward, profile_memory_usage, profile_operators, profile_training_step, race_variants
 from gnnlab.profile import roofline, survey
 from gnnlab.optimize import captured, search, written
 from gnnlab.training import interactions, loops

@@ -155,7 +155,7 @@ def test_what_is_wrong_on_one_kind_of_graph_is_noticed(reference, change, wrong)
     assert wrong in proven.wrong and wrong not in proven.passed
 
 
-def test_a_form_that_is_right_at_one_size_alone_is_not_equal(reference):
+def test_a_variant_that_is_right_at_one_size_alone_is_not_equal(reference):
     user, compare = reference("own_sum")
     proven = compare(altered(lambda y, x, e: y + (len(x) != user.data.num_nodes)))
     assert "a larger graph" in proven.wrong and equivalence.YOUR_GRAPH in proven.passed and not proven.equal
@@ -186,7 +186,7 @@ class Least(nn.Module):
         return self.sum(x, edge_index)
 
 
-def test_a_graph_that_the_users_model_does_not_take_is_skipped_and_one_that_the_form_refuses_is_wrong():
+def test_a_graph_that_the_users_model_does_not_take_is_skipped_and_one_that_the_variant_refuses_is_wrong():
     user = replace(equivalence.load("own_models:own_sum", "karate", False), model=Least(2))
     proven = equivalence.compare(Least(20), user, equivalence.reference(user))
     assert proven.skipped == {"one node with a self-loop": "ValueError: too small"}
@@ -213,7 +213,7 @@ def test_a_miss_is_looked_at_again_and_a_model_that_gives_two_results_is_to_blam
     assert wrong.startswith("own_models:own_sum itself gave two results for one input")
 
 
-def test_a_graph_on_which_the_users_model_gives_nothing_but_nan_is_held_where_the_form_gives_the_same(reference):
+def test_a_graph_on_which_the_users_model_gives_nothing_but_nan_is_held_where_the_variant_gives_the_same(reference):
     user, _ = reference("own_sum")
     user = replace(user, model=altered(lambda y, x, e: y / min(e.shape[1], 1) if e.shape[1] else y * float("nan")))
     cases = equivalence.reference(user)
@@ -221,7 +221,7 @@ def test_a_graph_on_which_the_users_model_gives_nothing_but_nan_is_held_where_th
     assert "no edges" in equivalence.compare(own_sum(None), user, cases).wrong
 
 
-def test_a_form_may_give_more_gradients_and_not_fewer(reference):
+def test_a_variant_may_give_more_gradients_and_not_fewer(reference):
     user, compare = reference("with_edges", train=True, graph="symptoms")
     other = copy.deepcopy(user.model)
     other.more = nn.Parameter(torch.ones(()))

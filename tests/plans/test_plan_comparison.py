@@ -38,9 +38,9 @@ def recorded(*races, off=(1.0, 1.0, 1.0), others=None, control=None):
         rankings[f"{number}x1"] = SimpleNamespace(table=table)
         common = {"unit": "ms", "keys": {"size": f"{number}x1"}, "runtime": "made up", "threads": 1}
         variants = {"A/A": samples[ONE] if control is None else steady(control), **samples, **(others or {})}
-        for form, each in variants.items():
-            over = {"baseline": ONE, "ratio": float(np.median(samples[ONE] / each))} if form != ONE else {}
-            lab.samples("executed_plans", form, each, **common, **over)
+        for variant, each in variants.items():
+            over = {"baseline": ONE, "ratio": float(np.median(samples[ONE] / each))} if variant != ONE else {}
+            lab.samples("executed_plans", variant, each, **common, **over)
     lab.compared = Comparison(lab.study("executed_plans"), rankings)
     lab.record("plan_error", lab.compared.errors(), keys=["size", "plan"])
     lab.summarize("plan_error", "predicted", how="median", cluster="size")

@@ -161,7 +161,7 @@ def test_attention_in_eval_mode_is_taken_apart():
     assert counted.coverage_bytes == 1.0
 
 
-def test_inference_mode_counts_as_no_grad_does_and_a_compiled_model_in_its_eager_form(graph):
+def test_inference_mode_counts_as_no_grad_does_and_a_compiled_model_is_counted_eagerly(graph):
     model = GPSConv(FEATURES, SAGEConv(FEATURES, FEATURES), heads=2).eval()
     for other in (torch.inference_mode()(lambda *inputs: model(*inputs)), torch.compile(model)):
         pd.testing.assert_frame_equal(count(other, graph).operators, count(model, graph).operators)

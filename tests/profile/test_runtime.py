@@ -91,7 +91,9 @@ def test_forward_runs_without_gradients_in_the_mode_that_the_model_is_in(model):
 def test_backward_alone_is_timed_on_a_fresh_graph_each_run(model, monkeypatch):
     timed, real = [], runtime.timing.sample
     monkeypatch.setattr(
-        runtime.timing, "sample", lambda form, **kw: real(lambda loss: (timed.append(model.forwards), form(loss)), **kw)
+        runtime.timing,
+        "sample",
+        lambda variant, **kw: real(lambda loss: (timed.append(model.forwards), variant(loss)), **kw),
     )
     profile_backward(model, X, num_runs=3, warmup_runs=0)
     assert model.backwards == 3 and model.forwards == 3
@@ -169,8 +171,8 @@ ENTRIES = {
     "memory": memory.get_memory_breakdown,
     "count": lambda model, x: roofline.count(model, (x,)),
     "operators": lambda model, x: operators.profile_operators(model, (x,), runs=2),
-    "race": lambda model, x: race.race_forms({"a": model, "b": lambda x: model(x)}, {"x": x}, budget_s=0.01),
-    "training race": lambda model, x: race.race_forms({"a": model}, {"x": x}, mode="training", budget_s=0.01),
+    "race": lambda model, x: race.race_variants({"a": model, "b": lambda x: model(x)}, {"x": x}, budget_s=0.01),
+    "training race": lambda model, x: race.race_variants({"a": model}, {"x": x}, mode="training", budget_s=0.01),
 }
 
 
@@ -213,5 +215,5 @@ def test_a_model_with_checkpoints_is_profiled_whole(checkpointed):
     first, again = step().gradients, step().gradients
     assert len(first) == 4 and all(torch.equal(first[one], again[one]) for one in first)
     assert all(parameter.grad is None for parameter in model.parameters())
-    raced = race.race_forms({"a": model, "b": Deep()}, (x,), mode="training", budget_s=0.02)
+    raced = race.race_variants({"a": model, "b": Deep()}, (x,), mode="training", budget_s=0.02)
     assert raced["b"].reason is None and raced["b"].parity_error == 0

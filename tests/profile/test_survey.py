@@ -50,10 +50,10 @@ def test_operators_have_a_share_for_each_run_and_traces_are_written(subjects, tm
 
 
 def test_times_of_each_phase_and_what_of_the_limit_they_reach(subjects, timed):
-    assert list(timed["form"]) == ["wide"] * 3 + ["thin"] * 3
+    assert list(timed["variant"]) == ["wide"] * 3 + ["thin"] * 3
     assert list(timed["phase"][:3]) == ["forward", "backward", "training step"]
     assert all(len(samples) >= 6 for samples in timed["samples"])
-    table = survey.against_the_roof(subjects, valued(timed), CEILINGS).set_index("form")
+    table = survey.against_the_roof(subjects, valued(timed), CEILINGS).set_index("variant")
     assert table.loc["wide"]["gflop"] == pytest.approx((2 * 32 * 64 * 64 + 2 * 32 * 64 * 8) / 1e9, rel=0.1)
     assert (table["low"] <= table["value"]).all() and (table["value"] <= table["high"]).all()
     assert (table["coverage"] == 1).all() and set(table["phase"]) == {"forward"}

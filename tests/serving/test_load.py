@@ -140,7 +140,7 @@ def test_a_connection_that_breaks_says_so_and_is_opened_again(url):
     ],
 )
 def test_max_throughput_lies_before_the_first_rate_that_exceeds_the_slo(p99_ms, most):
-    runs = pd.DataFrame({"form": "one", "requests_per_s": [100.0, 200.0, 400.0], "p99": [[ms] for ms in p99_ms]})
+    runs = pd.DataFrame({"variant": "one", "requests_per_s": [100.0, 200.0, 400.0], "p99": [[ms] for ms in p99_ms]})
     (row,) = load.max_throughput(runs, 20.0).to_dict("records")
     assert row["samples"] == [pytest.approx(most)]
     if most:
@@ -161,11 +161,11 @@ def planted(name, rate, seed):
 def test_a_known_capacity_is_measured_by_every_round():
     rates = {name: [share * most for share in (0.9, 0.2, 0.4, 0.5, 0.6)] for name, most in CAPACITY.items()}
     runs = load.over_rates(planted, rates, rounds=3)
-    most = load.max_throughput(runs, 20.0).set_index("form")["samples"]  # where ln(100) / (capacity - rate) is 20 ms
+    most = load.max_throughput(runs, 20.0).set_index("variant")["samples"]  # where ln(100) / (capacity - rate) is 20 ms
     assert len(most["slow"]) == len(most["fast"]) == 3
     assert np.allclose(most["slow"], 400 - math.log(100) / 0.02, rtol=0.12)
     assert (np.array(most["fast"]) > 3500).all()
-    assert list(runs["form"]) == ["slow"] * 5 + ["fast"] * 5
+    assert list(runs["variant"]) == ["slow"] * 5 + ["fast"] * 5
     assert list(runs["requests_per_s"]) == sorted(rates["slow"]) + sorted(rates["fast"])
     flat = runs.explode(["p50", "p99", "late"])
     assert len(flat) == 2 * 5 * 3 and (flat["late"] == 0.1).all() and (flat["p50"] < flat["p99"]).all()

@@ -1,10 +1,10 @@
-"""A machine whose clock we own: forms take the time that we say, with noise that we plant. Nothing sleeps."""
+"""A machine whose clock we own: variants take the time that we say, with noise that we plant. Nothing sleeps."""
 
 import numpy as np
 
 
 class Machine:
-    """`machine.clock` tells simulated seconds; calling a `machine.form(ms)` advances it by about that long.
+    """`machine.clock` tells simulated seconds; calling a `machine.variant(ms)` advances it by about that long.
 
     `spread` is the standard deviation of log time, `spikes` the share of calls that another tenant delays by 20 to
     200 %, `drift` a function of simulated time that multiplies every duration.
@@ -18,7 +18,7 @@ class Machine:
     def clock(self):
         return self.now
 
-    def form(self, ms):
+    def variant(self, ms):
         def run():
             duration = ms / 1e3 * self.drift(self.now) * np.exp(self.random.normal(0, self.spread))
             if self.random.random() < self.spikes:

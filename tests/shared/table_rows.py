@@ -15,31 +15,31 @@ def as_rows(frame, *keys, **constant):
     return Recorder().record("s", frame, keys=keys, **TORCH | constant).rows
 
 
-def put(table, study, keys, form, samples, baseline=None, control=None, **fields):
+def put(table, study, keys, variant, samples, baseline=None, control=None, **fields):
     """Add a row that follows from its samples; `baseline`: the name and the samples of what it is compared with."""
     over = {}
     if baseline is not None:
         ratio = estimates.ratio(*baseline[1:], samples, *([] if control is None else [control]))
         over = {"baseline": baseline[0], "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
     ends = of_estimate(estimates.summary(samples))
-    named = {"study": study, "keys": keys, "form": form, "origin": "measured", "statistic": "median"}
+    named = {"study": study, "keys": keys, "variant": variant, "origin": "measured", "statistic": "median"}
     table.put(row(**{**TORCH, "unit": "ms", "better": "lower", **named, **ends, **over, **fields}), samples)
 
 
 def raced(gains, *, cells=("a",), rounds=40, noise=0.02, seed=0, study="s", device="CPU chip"):
-    """A table with one race: `gains` maps each form to how much faster than the baseline it is."""
+    """A table with one race: `gains` maps each variant to how much faster than the baseline it is."""
     table, rng = Table(), np.random.default_rng(seed)
     for cell in cells:
         base, control = (np.exp(rng.normal(0, noise, rounds)) for _ in range(2))
         put(table, study, {"size": cell}, "PyG", base, device=device)
         put(table, study, {"size": cell}, CONTROL, control, ("PyG", base), device=device)
-        for form, gain in gains.items():
+        for variant, gain in gains.items():
             samples = np.exp(rng.normal(0, noise, rounds)) / gain
-            put(table, study, {"size": cell}, form, samples, ("PyG", base), control, device=device)
+            put(table, study, {"size": cell}, variant, samples, ("PyG", base), control, device=device)
     return table
 
 
 def counted(study="s", **values):
-    """An exact row for each form."""
+    """An exact row for each variant."""
     exact = {"origin": "counted", "statistic": "count", "interval": "exact", "n": 1, "unit": "count", "better": "lower"}
-    return [row(study=study, form=form, value=value, **TORCH, **exact) for form, value in values.items()]
+    return [row(study=study, variant=variant, value=value, **TORCH, **exact) for variant, value in values.items()]

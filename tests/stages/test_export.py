@@ -225,8 +225,8 @@ def test_the_correctness_map_says_what_is_wrong_where_sums_are_and_what_cannot_b
     monkeypatch.setitem(exporting.LAYOUTS, "onnx", ("scatter_add",))  # which is there already
     found = correctness_map(LAYER, folder)
     sums = found["stage"].isin(["3 REDUCE_SUM", "4 REDUCE_COUNT"])
-    assert (found[~sums]["status"] == "ok").all() and not found[~sums]["form"].str.contains("handbuilt").any()
-    worst = found[sums].groupby("form")["status"].unique().str.join("")
+    assert (found[~sums]["status"] == "ok").all() and not found[~sums]["variant"].str.contains("handbuilt").any()
+    worst = found[sums].groupby("variant")["status"].unique().str.join("")
     assert dict(worst[worst != "ok"]) == {
         "onnx-legacy, index_add: ONNX Runtime": "failed",
         "onnx-legacy, index_add: OpenVINO": "failed",

@@ -99,7 +99,7 @@ def test_what_is_not_right_before_and_after_it_is_timed_is_wrong_and_keeps_no_ti
 ):
     """Fault 1: a device that turned wrong from its second call on was measured."""
     taken, real = [], timing.measure
-    monkeypatch.setattr(timing, "measure", lambda *form, **how: taken.append(1) or real(*form, **how))
+    monkeypatch.setattr(timing, "measure", lambda *variant, **how: taken.append(1) or real(*variant, **how))
     faulty(act)
     found = measure_one(SMALL, QUICK)
     assert (found["status"], found["samples_ms"], found["ms"]) == ("wrong", [], None) and bool(taken) == timed
@@ -237,7 +237,7 @@ def test_every_configuration_is_measured_once_in_random_order_the_npus_last(tmp_
     assert Counter(working.asked) == Counter(EVERY) and working.asked[:21] != EVERY[::2]
     assert [asked.device for asked in working.asked] == [TORCH] * 21 + [NPU] * 21
     assert len(sweep.frame) == 42 and sweep.messages[-1] == "42 measurements, 0 known before; they took 21 s"
-    assert list(sweep.reference["form"]) == ["before", "after"] * 2 and sweep.reference["samples"][0] == [1.0, 1.2]
+    assert list(sweep.reference["variant"]) == ["before", "after"] * 2 and sweep.reference["samples"][0] == [1.0, 1.2]
     assert {each["key"] for each in journal.records(tmp_path)} == {each.key for each in EVERY}
 
 

@@ -26,7 +26,7 @@ def test_a_measurement_is_a_row_with_every_sample_and_its_conditions(frame):
     measured = (config(first=2, threads=2), outcome(2.0))
     (row,) = as_rows(rows.measurement_rows(frame(measured), {TORCH: HERE}), "size", "stage")
     assert (row.origin, row.statistic, row.unit, row.n, row.value) == ("measured", "median", "ms", 25, 2.0)
-    assert row.keys == {"size": "10x20", "stage": "2 MESSAGE"} and (row.form, row.reason) == (TORCH, None)
+    assert row.keys == {"size": "10x20", "stage": "2 MESSAGE"} and (row.variant, row.reason) == (TORCH, None)
     assert (row.device, row.runtime, row.precision, row.threads) == ("CPU chip", "runtime 1", "float32", 2)
 
 
@@ -50,7 +50,7 @@ def test_the_share_of_a_bound_is_that_of_each_sample_measured_on_this_cpu(frame)
     found = frame((config(), outcome(2.0, half=0.1)), (config(device=GPU), outcome(1.0)))
     shares = rows.roof_rows(found, lambda first, last, nodes, edges: first * last * nodes / edges, samples=9)
     (row,) = as_rows(shares, "size", "stage")
-    assert row.form == TORCH and row.unit == "share" and row.value == pytest.approx(0.5 / 2)
+    assert row.variant == TORCH and row.unit == "share" and row.value == pytest.approx(0.5 / 2)
     assert row.low < row.value < row.high and any("best of 9 samples" in note for note in row.notes)
     assert rows.roof_rows(found[found["device"] == GPU], lambda *_: 1.0, 9).empty
 
@@ -59,20 +59,20 @@ def test_gains_are_over_torch_at_all_sizes_of_a_stage_and_keep_their_interval(fr
     answers = at((TORCH, 1, 1.0), (ORT, 1, 0.5), (TORCH, 2, 2.0), (ORT, 2, 1.99), (GPU, 1, 0.1))
     answers += at((TORCH, 1, 4.0), (ORT, 1, 2.0), (FAST, 1, 0.1), edges=40) + at((TORCH, 1, 0.1), threads=2)
     first, second = as_rows(rows.gain_rows(frame(*answers)), "stage")  # none of the GPU, nor of a device at one size
-    assert (first.keys, first.form, first.baseline) == ({"stage": "1 GATHER"}, ORT, TORCH)
+    assert (first.keys, first.variant, first.baseline) == ({"stage": "1 GATHER"}, ORT, TORCH)
     assert first.value == first.ratio == pytest.approx(2) and first.low < 2 < first.high and first.n == 25
     assert "over 2 sizes" in first.notes[0] and second.ratio == pytest.approx(2 / 1.99) and second.ratio_low < 1
 
 
 def test_without_torch_another_device_is_the_baseline(frame):
     (row,) = as_rows(rows.gain_rows(frame(*at((ORT, 1, 1.0), (FAST, 1, 0.5)))), "stage")
-    assert {row.form, row.baseline} == {ORT, FAST}
+    assert {row.variant, row.baseline} == {ORT, FAST}
 
 
 def test_sums_of_stages_are_over_the_same_stages_fused_on_the_same_device(frame):
     alone, fused = at((TORCH, 1, 2.0), (TORCH, 2, 2.0), (FAST, 2, 2.0)), at((TORCH, 1, 2.0), (FAST, 1, 1.0), last=2)
     (row,) = as_rows(rows.sum_rows(frame(*alone, *fused)), "size", "block")
-    assert row.form == TORCH and row.value == pytest.approx(2) and row.low < 2 < row.high and row.n == 25
+    assert row.variant == TORCH and row.value == pytest.approx(2) and row.low < 2 < row.high and row.n == 25
     assert row.keys == {"size": "10x20", "block": "1-2 GATHER..MESSAGE"} and row.threads == 1
 
 
@@ -90,7 +90,7 @@ def test_the_conclusion_names_the_fastest_and_what_the_machine_did(frame):
     times = at((TORCH, 1, 1.0), (FAST, 1, 2.0), (TORCH, 6, 4.0), (FAST, 6, 3.0), (TORCH, 7, 1.0), (FAST, 7, 2.0))
     times += at((TORCH, 1, 9.0), (FAST, 1, 6.0), last=7)
     found = frame(*times, (config(device=GPU), missing()))
-    reference = pd.DataFrame({"phase": ["1", "1"], "form": ["before", "after"], "samples": [[2.0], [2.6]]})
+    reference = pd.DataFrame({"phase": ["1", "1"], "variant": ["before", "after"], "samples": [[2.0], [2.6]]})
     won = f"stages and blocks are fastest on {TORCH} (2), {FAST} (2)"
     fastest, remarks = rows.conclusion(found, reference)
     assert fastest == f"**At 10x20, {won}; 1-7 GATHER..ACTIVATE takes 6 ms on {FAST}.**"
@@ -119,7 +119,7 @@ def test_minutes_are_one_sample_of_the_stages_of_every_usable_device(frame):
     found = frame(*whole(TORCH), *whole(ORT, half=0.03), (config(last=5), outcome(1.0)))
     row, _ = durations(found, ALL | {ORT: HERE})
     assert row.value == pytest.approx(210 * 0.5 / 60) and (row.n, row.interval, row.statistic) == (1, "none", "single")
-    assert row.notes[0] == "210 measurements of 2 devices, 105 intervals within 2 %" and row.form == "this campaign"
+    assert row.notes[0] == "210 measurements of 2 devices, 105 intervals within 2 %" and row.variant == "this sweep"
     half = found[found["device"] == TORCH]
     lacking = [(half, ALL | {ORT: HERE}), (half, {TORCH: HERE}), (half.assign(features=8), ALL), (half, ALL, 3)]
     for row, _ in (durations(*given) for given in lacking):  # a device, devices tried, S4's width, some known before
@@ -133,7 +133,7 @@ def test_hours_are_extrapolated_from_whole_devices_which_are_what_is_resampled(f
     _, row = durations(found, available)
     assert row.value == pytest.approx(2 * 315 / 3600)
     assert (row.origin, row.statistic, row.n) == ("extrapolated", "estimate", 315)
-    assert row.form == "as many cells as S4 measured"
+    assert row.variant == "as many cells as S4 measured"
     assert row.low <= 1 * 315 / 3600 and row.high >= 3 * 315 / 3600 and "scaled to S4's 315" in row.notes[0]
     _, alone = durations(found[found["device"] == TORCH], available)
     assert alone.interval == "none" and alone.value == pytest.approx(315 / 3600)

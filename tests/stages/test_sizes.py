@@ -72,7 +72,7 @@ def test_no_text_is_refused():
         (None, "could not read"),
     ],
 )
-def test_a_file_that_holds_no_sizes_is_refused_with_its_form(tmp_path, content, words):
+def test_a_file_that_holds_no_sizes_is_refused_with_its_variant(tmp_path, content, words):
     if content is not None:
         (tmp_path / "sizes.json").write_text(content)
     with refused(words):

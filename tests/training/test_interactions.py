@@ -1,4 +1,4 @@
-"""Every form of the pair terms gives the same, forward and backward, for every number of fields."""
+"""Every variant of the pair terms gives the same, forward and backward, for every number of fields."""
 
 import itertools
 import warnings
@@ -27,13 +27,13 @@ def embeddings(batch, fields, dim, *, seed=0, layout="contiguous"):
     return [view(part).requires_grad_() for part in parts]
 
 
-def assert_pairs(form, parts):
+def assert_pairs(variant, parts):
     """The definition: dot products in the order of combinations; and d(sum of weighted pairs) / d(embedding)."""
     number = {pair: place for place, pair in enumerate(itertools.combinations(range(len(parts)), 2))}
     weights = torch.arange(1.0, len(number) + 1, dtype=torch.float64)
     values = [part.detach() for part in parts]
     wanted = torch.stack([torch.linalg.vecdot(values[i], values[j]) for i, j in number], dim=1)
-    got = form(*parts)
+    got = variant(*parts)
     torch.testing.assert_close(got.detach(), wanted, rtol=1e-12, atol=1e-12)
     (got * weights).sum().backward()
     for i, part in enumerate(parts):
@@ -43,19 +43,19 @@ def assert_pairs(form, parts):
             torch.testing.assert_close(part.grad, sum(weight * other for weight, other in others))
 
 
-@pytest.mark.parametrize("form", EAGER)
+@pytest.mark.parametrize("variant", EAGER)
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 5), st.integers(2, 7), st.integers(1, 5), st.sampled_from(LAYOUTS), st.data())
-def test_a_form_gives_the_pairs_and_the_gradients_that_are_wanted(form, batch, fields, dim, layout, draw):
+def test_a_variant_gives_the_pairs_and_the_gradients_that_are_wanted(variant, batch, fields, dim, layout, draw):
     parts = embeddings(batch, fields, dim, layout=layout)
     wants = draw.draw(st.lists(st.booleans(), min_size=fields, max_size=fields).filter(any))
-    assert_pairs(form, [part.detach().requires_grad_(want) for part, want in zip(parts, wants, strict=True)])
+    assert_pairs(variant, [part.detach().requires_grad_(want) for part, want in zip(parts, wants, strict=True)])
 
 
-@pytest.mark.parametrize("form", EAGER)
-def test_first_and_second_derivatives_are_those_of_finite_differences(form):
+@pytest.mark.parametrize("variant", EAGER)
+def test_first_and_second_derivatives_are_those_of_finite_differences(variant):
     parts = embeddings(2, 3, 2)
-    assert torch.autograd.gradcheck(form, parts) and torch.autograd.gradgradcheck(form, parts)
+    assert torch.autograd.gradcheck(variant, parts) and torch.autograd.gradgradcheck(variant, parts)
 
 
 @pytest.fixture(scope="module")
@@ -73,32 +73,32 @@ def test_the_kernels_take_any_batch_and_layout_and_compile_once(kernels, batch, 
     before = interactions._kernels.cache_info().currsize
     assert_pairs(fused, embeddings(batch, 3, 5, layout=layout))
     parts = embeddings(batch, 3, 5, layout=layout)
-    gradients = (torch.autograd.grad(form(*parts).sum(), parts) for form in (fused, pairwise))
+    gradients = (torch.autograd.grad(variant(*parts).sum(), parts) for variant in (fused, pairwise))
     torch.testing.assert_close(*gradients)  # of stride 0
     assert interactions._kernels.cache_info().currsize == before
 
 
-def test_the_kernels_have_the_second_derivatives_of_the_plain_form(kernels):
+def test_the_kernels_have_the_second_derivatives_of_the_plain_variant(kernels):
     parts = embeddings(7, 3, 5)
     found = []
-    for form in (fused, pairwise):
-        first = torch.autograd.grad(form(*parts).sin().sum(), parts, create_graph=True)
+    for variant in (fused, pairwise):
+        first = torch.autograd.grad(variant(*parts).sin().sum(), parts, create_graph=True)
         found.append(torch.autograd.grad(sum(one.square().sum() for one in first), parts))
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("form", [*EAGER, fused])
-def test_autocast_does_not_change_what_a_form_gives(kernels, form):
+@pytest.mark.parametrize("variant", [*EAGER, fused])
+def test_autocast_does_not_change_what_a_variant_gives(kernels, variant):
     """Sums of products stay in float32 under autocast; a matrix product of the same must, too."""
     parts = [part.detach().float().requires_grad_() for part in embeddings(6, 3, 5)]
-    plain, with_autocast = form(*parts), torch.autocast("cpu", torch.bfloat16)
+    plain, with_autocast = variant(*parts), torch.autocast("cpu", torch.bfloat16)
     with with_autocast:
-        got = form(*parts)
+        got = variant(*parts)
     assert got.dtype == torch.float32 and torch.equal(got, plain)
     torch.testing.assert_close(torch.autograd.grad(got.sum(), parts), torch.autograd.grad(plain.sum(), parts))
 
 
-# ---- the form by the number of fields
+# ---- the variant by the number of fields
 
 
 @pytest.mark.parametrize("shapes", [[(3, 4)], [(3, 1, 4)] * 2, [(3, 4), (2, 4)]], ids=str)
@@ -109,11 +109,11 @@ def test_what_is_no_embeddings_is_refused_in_one_line(shapes):
 
 @pytest.fixture
 def used(monkeypatch):
-    """Names of the forms that `pairs` calls."""
+    """Names of the variants that `pairs` calls."""
     names = []
     for name in ("fused", "symmetric_gram"):
-        form = getattr(interactions, name)
-        monkeypatch.setattr(interactions, name, lambda *parts, f=form, n=name: names.append(n) or f(*parts))
+        variant = getattr(interactions, name)
+        monkeypatch.setattr(interactions, name, lambda *parts, f=variant, n=name: names.append(n) or f(*parts))
     return names
 
 
@@ -139,7 +139,7 @@ def test_without_a_compiler_it_is_the_gram_product(monkeypatch, used):
 def test_a_model_with_the_pairs_is_the_same_model(training, kernels):
     cardinalities, targets = (7, 5, 9), (Target("outcome", "classes", 3),)
     sizes = {"embedding_dim": 5, "hidden": 8, "dropout": 0.0}
-    plain, ours = (DeepFM(cardinalities, targets, **sizes, interactions=form) for form in (pairwise, pairs))
+    plain, ours = (DeepFM(cardinalities, targets, **sizes, interactions=variant) for variant in (pairwise, pairs))
     ours.load_state_dict(plain.state_dict())
     fields = torch.randint(0, 4, (9, 3))
     with torch.set_grad_enabled(training):

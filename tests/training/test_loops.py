@@ -82,8 +82,8 @@ def lab():
 
 
 def test_all_loops_start_and_go_on_alike_and_the_control_gives_the_bits_of_its_own(raced):
-    assert len(raced.epochs) == 2 * 2 * 4 and set(raced.epochs["form"]) == {BEFORE, OURS, LOW, CONTROL}
-    wide = raced.epochs.pivot(index=["seed", "epoch"], columns="form", values="loss")
+    assert len(raced.epochs) == 2 * 2 * 4 and set(raced.epochs["variant"]) == {BEFORE, OURS, LOW, CONTROL}
+    wide = raced.epochs.pivot(index=["seed", "epoch"], columns="variant", values="loss")
     assert (wide[OURS] == wide[CONTROL]).all() and wide.notna().all(axis=None)
     np.testing.assert_allclose(wide[OURS], wide[BEFORE], rtol=1e-3)
     assert wide.loc[(0, 2), OURS] < wide.loc[(0, 1), OURS] and raced.errors[OURS] < 1e-5
@@ -91,7 +91,7 @@ def test_all_loops_start_and_go_on_alike_and_the_control_gives_the_bits_of_its_o
 
 def test_what_computes_another_loss_or_fails_is_not_timed_and_says_why(raced, lab):
     lab.record("training_epoch", raced.times(), device="cpu")
-    rows = {row.form: row for row in lab.table}
+    rows = {row.variant: row for row in lab.table}
     assert (rows["another loss"].status, rows["broken"].status) == ("failed", "failed")
     assert "differs from that of S3, original by 1.0e-02" in rows["another loss"].reason
     assert rows["broken"].reason == "RuntimeError: no kernel"
@@ -142,7 +142,7 @@ def test_a_ragged_last_batch_is_prepared_before_timing_and_each_seed_has_one_opt
 
 def test_memory_of_a_step_is_counted_on_a_cpu(raced, lab):
     lab.record("step_memory", raced.memory(), device="cpu")
-    rows = {row.form: row for row in lab.table}
+    rows = {row.variant: row for row in lab.table}
     assert rows[OURS].value > 0 and rows[OURS].value == rows[CONTROL].value
     assert (rows[OURS].origin, rows[OURS].n, rows[OURS].interval, rows[OURS].unit) == ("counted", 1, "exact", "MiB")
     assert rows["broken"].status == "failed" and rows["broken"].value is None
@@ -157,18 +157,24 @@ MS = {BEFORE: 4000.0, AFTER: 3000.0, OURS: 1000.0, LOW: 500.0}
 KNOWN = {"chance": 0.2, "constant answer": 0.3, "truth": 0.7}
 
 
-def planted_race(ms=None, scores=None, known=None, *, control_ms=1000.0, device="cpu", missing=None):
+def synthetic_race(ms=None, scores=None, known=None, *, control_ms=1000.0, device="cpu", missing=None):
     """Six seeds and three epochs of each loop: ms of each, and scores after the last epoch, alike every three seeds."""
     ms, scores = {**MS, **(ms or {}), CONTROL: control_ms}, {**SCORES, **(scores or {})}
     scores[CONTROL] = scores[OURS]
     rows = [
-        {"form": form, "seed": seed, "epoch": e + 1, "ms": time * (1 + 0.01 * seed), "score": scores[form][seed % 3]}
-        for form, time in ms.items()
-        if form not in (missing or {})
+        {
+            "variant": variant,
+            "seed": seed,
+            "epoch": e + 1,
+            "ms": time * (1 + 0.01 * seed),
+            "score": scores[variant][seed % 3],
+        }
+        for variant, time in ms.items()
+        if variant not in (missing or {})
         for seed in range(6)
         for e in range(3)
     ]
-    loops = {form: Loop(fails, None, None, torch.bfloat16 if form == LOW else None) for form in SCORES}
+    loops = {variant: Loop(fails, None, None, torch.bfloat16 if variant == LOW else None) for variant in SCORES}
     return RacedLoops(loops, OURS, device, pd.DataFrame(rows), known or KNOWN, {}, missing or {}, torch.arange(2))
 
 
@@ -181,11 +187,11 @@ def judged(lab, id):
 
 
 def test_epochs_are_rows_with_a_sample_for_each_seed_and_epoch_whose_intervals_hold_what_the_control_shows(lab):
-    table = planted_race(control_ms=1250.0).times().set_index("form")
+    table = synthetic_race(control_ms=1250.0).times().set_index("variant")
     assert table.loc[OURS, "ratio"] == pytest.approx(4)
     assert table.loc[OURS, "ratio_low"] == pytest.approx(4 / 1.25) and table.loc[OURS, "ratio_high"] == pytest.approx(5)
-    lab.record("training_epoch", planted_race().times(), device="cpu")
-    rows = {row.form: row for row in lab.table}
+    lab.record("training_epoch", synthetic_race().times(), device="cpu")
+    rows = {row.variant: row for row in lab.table}
     assert {row.n for row in rows.values()} == {18} and rows[BEFORE].unit == "ms"
     assert rows[OURS].ratio == pytest.approx(4) and rows[LOW].precision == "bfloat16"
     assert rows[CONTROL].baseline == OURS and rows[CONTROL].ratio == 1
@@ -202,14 +208,14 @@ def test_epochs_are_rows_with_a_sample_for_each_seed_and_epoch_whose_intervals_h
     ],
 )
 def test_a_faster_epoch_counts_only_at_an_equal_score_that_was_learned(lab, ours, known, reason):
-    lab.record("training_epoch", planted_race(scores={OURS: ours}, known=known).times(), device="cpu")
+    lab.record("training_epoch", synthetic_race(scores={OURS: ours}, known=known).times(), device="cpu")
     assert re.search(reason, judged(lab, "goal.training_epoch")[1])
     (row,) = lab.table.select("training_epoch", "ours, equal score")
     assert row.status == "unavailable" and row.value is None
 
 
 def low_precision(lab, scores, known=None, missing=None):
-    race = planted_race(scores={LOW: scores}, known=known, missing=missing)
+    race = synthetic_race(scores={LOW: scores}, known=known, missing=missing)
     lab.record("score_difference", race.differences({OURS: BEFORE, LOW: OURS}), keys=["minus"], device="cpu")
     return judged(lab, "train.amp_accuracy")
 
@@ -284,15 +290,15 @@ def race_of(values, rows, unit="ms"):
     base = next(iter(values))
     fields = {"rows": rows, "unit": unit, "better": "lower", "origin": "measured", "statistic": "median"}
     frames = []
-    for form, value in {**values, CONTROL: values[base]}.items():
-        ratio = {} if form == base else {"baseline": base, "ratio": values[base] / value}
-        frames.append({**fields, "form": form, "samples": value * (1 + 0.001 * np.arange(12)), **ratio})
+    for variant, value in {**values, CONTROL: values[base]}.items():
+        ratio = {} if variant == base else {"baseline": base, "ratio": values[base] / value}
+        frames.append({**fields, "variant": variant, "samples": value * (1 + 0.001 * np.arange(12)), **ratio})
     return pd.DataFrame(frames)
 
 
 def record_all(lab, device):
     """Planted rows of all that the claims for a CUDA device read, as if they had been had on `device`."""
-    lab.record("training_epoch", planted_race(device=device).times(), device=device)
+    lab.record("training_epoch", synthetic_race(device=device).times(), device=device)
     memory = {BEFORE: 40.0, AFTER: 25.0, OURS: 30.0, LOW: 20.0}
     passes = {AFTER: 8.0, BEFORE: 10.0, "table on the device": 0.1}
     moves = {"one by one": 3.0, "dictionary": 2.0, "dictionary, pinned": 1.0}

@@ -47,7 +47,7 @@ def test_sizes_and_matrix_products_are_those_of_the_worked_example():
     gin, attention, ffn, norms = 2 * (h * h + h), 4 * (h * h + h), 2 * h * f + f + h, 3 * 2 * h
     assert sum(p.numel() for p in model.parameters()) == 6 * (gin + attention + ffn + norms) + h * h + h + h + 1
     data = Data(x=torch.ones(n, h), edge_index=torch.randint(0, n, (2, 2500)))
-    # the plain form of attention: torch's counter does not know the fused ones of a CPU
+    # the plain variant of attention: torch's counter does not know the fused ones of a CPU
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.eval()(data)
     linear = 2 * n * h * h

@@ -1,6 +1,6 @@
 """Layers of PyG with options, graphs, and what a layer gives and lets flow back: imports nothing of gnnlab.
 
-`python zoo_cases.py FILE` writes the results of all layers on all graphs from a process that saw PyG alone.
+`python layer_cases.py FILE` writes the results of all layers on all graphs from a process that saw PyG alone.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Models as people write them, with what their forward takes: what `swap` is measured on.
 
-    gnnlab swap examples.model_zoo:gcn --inputs examples.model_zoo:nodes
+    gnnlab swap examples.public_models:gcn --inputs examples.public_models:nodes
 
-Each name in `ZOO` is a function of this module, `gcn()`, that returns a new model of PyG's layers, PyG's models or
+Each name in `MODELS` is a function of this module, `gcn()`, that returns a new model of PyG's layers, PyG's models or
 layers of one's own. Beside it stands the function of its inputs, `nodes()`, which returns what forward takes, as a
 tuple: a graph of 5,000 nodes and 40,000 edges with 64 features, drawn with a seed, or 256 molecules of about 20 atoms.
 `nodes(0.01)` is one of a hundredth of the size, which the same models take.
@@ -244,7 +244,7 @@ def shuffled(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
 PNA = {"aggregators": ["mean", "min", "max", "std"], "scalers": ["identity", "amplification"], "deg": DEGREES}
 METADATA = TYPES, LINKS
 
-ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple]]] = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple]]] = {
     "gcn": (lambda: models.GCN(F, H, 2, C), nodes),
     "gcn_weighted": (lambda: models.GCN(F, H, 2, C), weighted),
     "gcn_jk": (lambda: models.GCN(F, H, 3, C, jk="cat", norm="batch_norm", dropout=0.5), nodes),
@@ -292,7 +292,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple]]] = {
     "schnet": (lambda: models.SchNet(H, H, 3, interaction_graph=all_pairs), atoms),
 }  # fmt: skip
 # the other models of PyG that take one graph
-ZOO |= {
+MODELS |= {
     "dir_gnn": (lambda: stack(lambda i, o: pyg.DirGNNConv(pyg.GCNConv(i, o))), nodes),
     "graph_unet": (lambda: models.GraphUNet(F, H, C, depth=2), nodes),
     "infomax": (lambda: models.DeepGraphInfomax(H, models.GCN(F, H, 2), lambda z, *_: z.mean(0).sigmoid(), shuffled),
@@ -307,12 +307,12 @@ ZOO |= {
     "signed_gcn": (lambda: models.SignedGCN(F, H, 2), signed),
     "vgae": (lambda: models.VGAE(stack(lambda i, o: pyg.GCNConv(i, o))), nodes),
 }  # fmt: skip
-globals().update({name: make for name, (make, _) in ZOO.items()})  # as module:factory finds them
+globals().update({name: make for name, (make, _) in MODELS.items()})  # as module:factory finds them
 
 
 def inputs(name: str, scale: float = 1.0) -> tuple:
     """What the forward of the model of this name takes."""
-    return ZOO[name][1](scale)
+    return MODELS[name][1](scale)
 
 
 # ---- of the width of their input, for notebook 09 -------------------------------------------------------------------
