@@ -3,14 +3,14 @@ compares with it.
 
 variants = variants_of(GCNConv(64, 64), edge_index, num_nodes, ["EdgeIndex", "sparse CSR", "torch.compile"])
 variants["PyG, EdgeIndex"](x)
-for study, keys, cells, make in studies("few", ["EdgeIndex", "sparse CSR"]):
+for study, keys, cells, make in studies(COLLECTIONS["few"]):
     variants, inputs = make(*cells[0])      # what one benchmark compares
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -40,6 +40,7 @@ FEW: dict[str, Sequence[Any]] = {  # names in examples/public_models.py; models,
     "layers": ("GATv2",),
     "layer graphs": ("digits",),
     "growth": (),
+    "alternatives": ("cached CSR", "EdgeIndex", "sparse CSR"),
 }
 WHOLE = {
     "public": tuple(MODELS),
@@ -48,6 +49,7 @@ WHOLE = {
     "layers": ("GCN", "SAGE", "GIN", "GAT", "GATv2"),
     "layer graphs": ("random:nodes=20000,edges=127000,degrees=powerlaw,features=64",),
     "growth": [(model, *size) for model in ("GCN", "SAGE") for size in SIZES[2:4]],
+    "alternatives": ("cached", "cached CSR", "sparse x", *ALTERNATIVES),
 }
 COLLECTIONS = {
     "few": FEW,
@@ -64,6 +66,7 @@ COLLECTIONS = {
         "layers": ("GCN", "GIN", "GINE", "GAT", "GATv2", "SAGE", "Transformer"),
         "layer graphs": ("digits", ARXIV),
         "growth": [("GCN", *size) for size in (*SIZES[:2], (169_343, 1_166_243))],
+        "alternatives": ("cached", "cached CSR", "EdgeIndex", "sparse CSR", CAPTURED),
     },
 }
 
@@ -167,28 +170,25 @@ def _cached(model: nn.Module) -> nn.Module | None:
 # ---- the models and layers of notebook 09 ---------------------------------------------------------------------------
 
 
-def of_model(workload: Workload, alternatives: Sequence[str] = ALTERNATIVES) -> tuple[dict[str, nn.Module], Any]:
-    """The variants of a user's model in eval mode, and their inputs: of one that takes x and edge_index alone those of
-    `variants_of`, of others "PyG", the model as it is, and "gnnlab"."""
+def of_model(workload: Workload, of: Mapping[str, Any]) -> tuple[dict[str, nn.Module], Any]:
+    """The variants of a user's model in eval mode, and their inputs: of one that takes x and edge_index alone the
+    alternatives of a collection, of others "PyG", the model as it is, and "gnnlab"."""
     model, batch = workload.model.eval(), workload.batch
     if isinstance(batch, dict) and set(batch) == {"x", "edge_index"} and isinstance(batch["x"], Tensor):
         x, edge_index = batch["x"], batch["edge_index"]
-        return variants_of(model, edge_index, workload.graph.num_nodes, alternatives, x=x), {"x": x}
+        return variants_of(model, edge_index, workload.graph.num_nodes, of["alternatives"], x=x), {"x": x}
     return {"PyG": model, "gnnlab": swap(model, batch).model}, batch
 
 
-def studies(
-    collection: str, alternatives: Sequence[str], device: str = "cpu"
-) -> Iterator[tuple[str, tuple, list, Callable]]:
+def studies(of: Mapping[str, Any], device: str = "cpu") -> Iterator[tuple[str, tuple, list, Callable]]:
     """Studies of one of the `COLLECTIONS`: name, names of the keys, keys of each cell, and the function that makes the
     variants and inputs of a cell.
 
-    `alternatives` are named as by `variants_of`; layers are not cached, and models have "cached CSR" in place of
-    "sparse CSR". "new_graph" has a copy of the edges in each call, as sampled subgraphs come.
+    Of its alternatives layers are not cached, and models have "cached CSR" in place of "sparse CSR". "new_graph" has a
+    copy of the edges in each call, as sampled subgraphs come.
     """
-    of = COLLECTIONS[collection]
-    of_models = [name for name in alternatives if name not in ("sparse CSR", CAPTURED)]
-    of_layers = [name for name in alternatives if name in (*ALTERNATIVES, CAPTURED)]
+    of_models = [name for name in of["alternatives"] if name not in ("sparse CSR", CAPTURED)]
+    of_layers = [name for name in of["alternatives"] if name in (*ALTERNATIVES, CAPTURED)]
 
     def on(name: str) -> Any:
         return graphs.load(GRAPHS.get(name, name)).to(device)

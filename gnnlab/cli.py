@@ -1,4 +1,4 @@
-"""The command `gnnlab`: a module of `gnnlab.commands` for each command, found by its name.
+"""The command `gnnlab`: a module of `gnnlab.commands` for each command, or a function of `commands.notebooks`.
 
 Heavy packages load inside the command that needs them, so `gnnlab --help` answers at once.
 """
@@ -9,16 +9,18 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
+from .commands import notebooks
 from .errors import DISK_ERRORS
 
 COMMANDS = {  # and what pip has to install for each
-    **dict.fromkeys(("run", "report", "claims", "compare", "params"), "gnnlab[lab]"),  # notebooks and their results
+    **dict.fromkeys(notebooks.COMMANDS, "gnnlab[lab]"),
     **dict.fromkeys(("profile", "swap", "optimize", "check"), "gnnlab"),  # a model of the user's
     **dict.fromkeys(("devices", "stages", "plan"), "gnnlab[export]"),
     **dict.fromkeys(("infer", "serve"), "gnnlab[serving]"),
@@ -72,8 +74,6 @@ def _lacking(error: BaseException, needs: str) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
         package = error.name.partition(".")[0]
         return f"this needs package {package}, which is not installed: pip install '{needs}'"
-    if "No usable temporary directory" in message:
-        return "there is no folder for temporary files that can be written to; set TMPDIR to one"
     if isinstance(error, OSError) and error.errno:
         where = f" ({error.filename})" if error.filename else ""
         remedy = "; free some space, or change what is allowed" if error.errno in DISK_ERRORS else ""
@@ -92,6 +92,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def _command(name: str) -> tuple[Callable[..., None], Callable[..., int], str | None]:
+    """What adds the options of a command, what does its work, and its help."""
+    if name in notebooks.COMMANDS:
+        options, work = notebooks.COMMANDS[name]
+        return options, work, work.__doc__
+    module = import_module(f".commands.{name}", __package__)
+    return module.add_arguments, module.run, module.__doc__
+
+
 def _parser() -> _Parser:
     parser = _Parser(
         prog="gnnlab",
@@ -103,8 +112,8 @@ def _parser() -> _Parser:
     parser.set_defaults(command=lambda arguments: parser.print_help() or OK)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, needs in COMMANDS.items():
-        module = import_module(f".commands.{name}", __package__)
-        description, _, examples = (module.__doc__ or f"{name}.").partition("\n\nexamples:\n")  # python -OO drops it
+        options, work, text = _command(name)
+        description, _, examples = cleandoc(text or f"{name}.").partition("\n\nexamples:\n")  # python -OO drops it
         summary = description.partition(".")[0]
         added = commands.add_parser(
             name,
@@ -112,6 +121,6 @@ def _parser() -> _Parser:
             description=description,
             epilog=f"examples:\n{examples.rstrip()}",
         )
-        module.add_arguments(added)
-        added.set_defaults(command=module.run, needs=needs)
+        options(added)
+        added.set_defaults(command=work, needs=needs)
     return parser

@@ -8,7 +8,6 @@ interleaved, so their ratio also holds what the machine did in between; the comp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,8 @@ CAUTION = (
 SAME = "no difference seen"
 WORDS = {"lower": ("better", "worse"), "higher": ("worse", "better"), "neither": ("lower", "higher")}  # fell, rose
 BUSY = ("load", "others_percent", "steal_percent", "finished")  # of an environment: how busy it was
-KEYS = ["notebook", "study", "keys", "variant", "of"]
+KEYS = ("notebook", "study", "keys", "variant", "of")
+CONDITIONS = ("origin", "device", "precision", "threads", "unit", "statistic")
 Runs = Mapping[str, Sequence[ResultFile]]  # by notebook, the latest first
 Numbers = dict[tuple[str, ...], list[tuple[Row, Estimate | None]]]  # by `KEYS`: of each run; None without a value
 
@@ -39,8 +39,7 @@ Numbers = dict[tuple[str, ...], list[tuple[Row, Estimate | None]]]  # by `KEYS`:
 class RunComparison:
     """What can be said of A and B: conditions that were not the same, and for each number of a row what changed.
 
-    A change holds `change` with its interval `low` and `high`: the ratio B / A, or with `scale` "difference" B - A in
-    `unit` where a value or its interval reaches zero. All are None where the two cannot be compared.
+    A change holds the ratio B / A as `change` with its interval `low` and `high`; None where there is none.
     """
 
     run_a: str
@@ -59,13 +58,8 @@ def compare(run_a: Path, run_b: Path) -> RunComparison:
     both = [name for name in a if name in b]
     differences += dict.fromkeys(line for name in both for line in _differences(a[name], b[name]))
     of_a, of_b = (_numbers(runs[name] for name in both) for runs in (a, b))
-    changes = [_change(key, of_a.get(key, []), of_b.get(key, [])) for key in of_a | of_b]
-    changes = [change for change in changes if any(change["runs"])]
-    notes = [change["note"] for change in changes if not change["word"].startswith("only")]
-    everywhere = [note for note in (notes[0] if len(notes) > 1 else []) if all(note in each for each in notes)]
-    for change in changes:
-        change["note"] = "; ".join(note for note in change["note"] if note not in everywhere)
-    return RunComparison(str(run_a), str(run_b), differences + everywhere, changes, [*problems_a, *problems_b])
+    changes = [change for key in of_a | of_b if (change := _change(key, of_a.get(key, []), of_b.get(key, [])))]
+    return RunComparison(str(run_a), str(run_b), differences, changes, [*problems_a, *problems_b])
 
 
 def _read(folder: Path) -> tuple[Runs, list[str]]:
@@ -96,8 +90,9 @@ def _numbers(notebooks: Iterable[Sequence[ResultFile]]) -> Numbers:
     is of this value, and not of new ones."""
     seen: Numbers = {}
     for runs in notebooks:
-        for latest, row in [(runs[0], row) for result in runs for row in result.rows]:
-            key = latest.notebook, row.study, ", ".join(f"{k} {v}" for k, v in sorted(row.keys.items())), row.variant
+        for row in (row for result in runs for row in result.rows):
+            keys = ", ".join(f"{k} {v}" for k, v in sorted(row.keys.items()))
+            key = runs[0].notebook, row.study, keys, row.variant
             value = None if row.value is None else row.estimate
             if value and row.interval not in (Interval.CONFIDENCE, Interval.EXACT):
                 value = Estimate(row.value, None, None, row.n)
@@ -111,44 +106,38 @@ def _pooled(rows: Sequence[tuple[Row, Estimate | None]]) -> tuple[Row | None, Es
     """A row, its number pooled over the runs that have one, and how many those are."""
     measured = [(row, estimate) for row, estimate in rows if estimate]
     known = [estimate for _, estimate in measured]
-    pooled = estimates.combine_runs(known, log=all(min(_ends(each)) > 0 for each in known)) if known else None
+    pooled = estimates.combine_runs(known, log=_positive(*known)) if known else None
     return next((row for row, _ in measured or rows), None), pooled, len(known)
 
 
-def _change(key: Sequence[str], *sides: Sequence[tuple[Row, Estimate | None]]) -> dict[str, Any]:
-    """What changed in a number from A to B, with the conditions of the row that did."""
+def _positive(*of: Estimate) -> bool:
+    return all(min(each.interval or (each.value,)) > 0 for each in of)
+
+
+def _change(key: Sequence[str], *sides: Sequence[tuple[Row, Estimate | None]]) -> dict[str, Any] | None:
+    """What changed in a number from A to B, with the conditions of the row that did; None where neither has one."""
     (row_a, a, runs_a), (row_b, b, runs_b) = map(_pooled, sides)
-    is_value, row = key[-1] == "value", row_a if a else row_b or row_a
-    known = dict(zip(KEYS, key, strict=True)) | {"unit": row.unit if is_value else "x"}
-    known |= {"a": a and a.value, "b": b and b.value, "runs": [runs_a, runs_b]}
-    known |= {"word": "", "note": [], "scale": None, "change": None, "low": None, "high": None}
+    if not (a or b):
+        return None
+    is_value, row = key[-1] == "value", row_a if a else row_b
+    known = dict(zip(KEYS, key, strict=True)) | {"unit": row.unit if is_value else "x", "runs": [runs_a, runs_b]}
+    known |= {"a": a and a.value, "b": b and b.value, "note": "", "change": None, "low": None, "high": None}
     if not (a and b):
         lost = row_b if a else row_a
-        return known | {"word": f"only in {'A' if a else 'B'}", "note": [lost.reason] if lost else []}
-    names = ("origin", "device", "precision", "threads", *(("unit", "statistic") if is_value else ()))
-    pairs = {name: (getattr(row_a, name), getattr(row_b, name)) for name in names}
+        return known | {"word": f"only in {'A' if a else 'B'}", "note": lost.reason if lost else ""}
+    pairs = {name: (getattr(row_a, name), getattr(row_b, name)) for name in CONDITIONS[: None if is_value else 4]}
     unlike = {name: f"{name}: {one} | {other}" for name, (one, other) in pairs.items() if one != other}
-    known["note"] = list(unlike.values())
+    known["note"] = "; ".join(unlike.values())
     if "unit" in unlike or "statistic" in unlike:
         return known | {"word": "not comparable"}
-    scale, change = b_over_a(a, b)
-    known |= {"scale": scale, "change": change.value}
+    ratio = estimates.quotient(b, a) if _positive(a, b) else None  # what reaches zero has none
+    known["change"] = ratio and ratio.value
     if not (a.interval and b.interval):
         return known | {"word": f"unknown: {'B' if a.interval else 'A'} has no 95 % interval"}
-    neutral = 1.0 if scale == "ratio" else 0.0
+    if ratio:
+        known |= {"low": ratio.low, "high": ratio.high}
+        same = ratio.low <= 1 <= ratio.high
+    else:
+        same = a.low <= b.high and b.low <= a.high
     better = "higher" if not is_value else row_a.better if row_a.better == row_b.better else "neither"
-    word = SAME if change.low <= neutral <= change.high else WORDS[better][change.value > neutral]
-    return known | {"low": change.low, "high": change.high, "word": word}
-
-
-def _ends(estimate: Estimate) -> tuple[float, float, float]:
-    return (estimate.value, *(estimate.interval or (estimate.value, estimate.value)))
-
-
-def b_over_a(a: Estimate, b: Estimate) -> tuple[str, Estimate]:
-    """("ratio", B / A), or ("difference", B - A) where one reaches zero; half-widths of intervals add as squares."""
-    (one, least, most), (other, low, high) = _ends(a), _ends(b)
-    if min(one, least, other, low) > 0:
-        return "ratio", estimates.quotient(b, a)
-    below, above = math.hypot(other - low, most - one), math.hypot(high - other, one - least)
-    return "difference", Estimate(other - one, other - one - below, other - one + above, min(a.n, b.n))
+    return known | {"word": SAME if same else WORDS[better][b.value > a.value]}

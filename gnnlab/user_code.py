@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gnnlab.errors import GnnlabError, meant
-from gnnswap.errors import OneLineError, one_line, quoted
+from gnnswap.errors import OneLineError, one_line, quoted, raised_at
+
+SHOWN = 10  # functions of a module in an error
 
 
 @contextmanager
@@ -36,6 +38,9 @@ def importable() -> Iterator[None]:
 def load(spec: str) -> Callable[..., Any]:
     """The function or class that `module:factory` names; within `importable`. Raises `GnnlabError` in one line."""
     module, _, name = spec.rpartition(":")
+    if module.endswith(".py"):
+        as_module = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise GnnlabError(f"{quoted(spec)} names a file; write its module: {as_module}:{name}")
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", spec):
         raise GnnlabError(f"{quoted(spec)} names no function; write module:function, as in my_models:make")
     try:
@@ -50,10 +55,10 @@ def load(spec: str) -> Callable[..., Any]:
         elif isinstance(error, AttributeError) and module in sys.modules:
             there = vars(sys.modules[module]).items()
             made = sorted(key for key, value in there if getattr(value, "__module__", "") == module and key[0] != "_")
-            has = ", ".join(made[:5]) or "none"
-            why = f"module {module} has no factory {quoted(name)}{meant(name, made)}; it has {has}"
+            has = ", ".join(made[:SHOWN]) + ", ..." * (len(made) > SHOWN) or "none"
+            why = f"module {module} has no function {quoted(name)}{meant(name, made)}; it has {has}"
         else:
-            why = f"module {module} cannot be imported: {one_line(error)}"
+            why = f"module {module} cannot be imported: {one_line(error)}{raised_at(error)}"
         raise GnnlabError(why) from error
     if not callable(factory):
         raise GnnlabError(f"{spec}: {name} is no function or class but {quoted(factory)}; name one that makes it")
@@ -81,7 +86,7 @@ def guarded(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, OneLineError):
         raise
     except BaseException as error:
-        raise GnnlabError(f"{what} {one_line(error)}") from error
+        raise GnnlabError(f"{what} {one_line(error)}{raised_at(error)}") from error
 
 
 @contextmanager

@@ -212,6 +212,10 @@ def neighbour_sum(
 
     Raises:
         SwapError: shapes do not fit together, or an edge names a node that there is not.
+
+    >>> x, edge_index = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[0, 1, 2], [2, 2, 0]])
+    >>> neighbour_sum(x, edge_index, weight=torch.tensor([1.0, 0.5, 1.0])).tolist()
+    [[4.0], [0.0], [2.0]]
     """
     if torch.jit.is_tracing():  # where sizes are tensors, too
         return _by_index_add(x, edge_index, weight, x.shape[0] if num_nodes is None else num_nodes)

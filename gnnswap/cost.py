@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_ROUNDS = 6  # with fewer a median has no 95 % interval
+FEW_ROUNDS = 3  # at least, so that one disturbance decides nothing; of a call above `LONG_SECONDS` one is enough
+LONG_SECONDS = 1.0
 SAMPLE_SECONDS, MOST_CALLS = 2e-3, 50  # of a sample on a CUDA device
 
 MIB = 2**20
@@ -47,8 +49,10 @@ class Ratio:
     calls: int = 1
 
     def __str__(self) -> str:
-        interval = f", 95 % interval {self.low:.2f} to {self.high:.2f}" if self.n >= LEAST_ROUNDS else ""
-        return f"{self.value:.2f}x{interval}"
+        if self.n == 1:
+            return f"{self.value:.2f}x, one round"
+        interval = "95 % interval" if self.n >= LEAST_ROUNDS else f"{self.n} rounds from"
+        return f"{self.value:.2f}x, {interval} {self.low:.2f} to {self.high:.2f}"
 
 
 def compare_times(
@@ -58,9 +62,9 @@ def compare_times(
     enough: Callable[[Ratio], bool] = lambda ratio: False,
     device: torch.device | None = None,
 ) -> Ratio:
-    """Call both alternately until `seconds` are spent or a ratio is `enough`, at least once; their order alternates.
+    """Call both alternately until `seconds` are spent or a ratio is `enough`; their order alternates.
 
-    `enough` is asked after the first round, then from round `LEAST_ROUNDS` on. The caller warms both up. On a CUDA
+    There are at least `FEW_ROUNDS`, but one where `before` takes `LONG_SECONDS`. The caller warms both up. On a CUDA
     `device` a sample waits for the device, which costs as much as a small kernel, so it is several calls, as many as
     take `SAMPLE_SECONDS`; both are called once before to tell how many.
     """
@@ -77,7 +81,9 @@ def compare_times(
             times[0].append(spent[before]), times[1].append(spent[after])
             ratios.append(spent[before] / spent[after])
             ratio = _ratio_of(ratios, times, calls)
-            if time.perf_counter() > end or ((ratio.n == 1 or ratio.n >= LEAST_ROUNDS) and enough(ratio)):
+            if ratio.n < FEW_ROUNDS and spent[before] < LONG_SECONDS:
+                continue
+            if time.perf_counter() > end or enough(ratio):
                 return ratio
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+
 LONGEST = 80  # characters of the user's value or message in an error
 
 
@@ -32,4 +36,14 @@ def one_line(error: BaseException) -> str:
     text = next((line for line in lines if not line.startswith("Exception from ")), lines[0] if lines else "")
     if not isinstance(error, OneLineError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if len(text) <= 2 * LONGEST else f"{text[: 2 * LONGEST - 3]}..."
+    most = (4 if isinstance(error, OneLineError) else 2) * LONGEST  # ours quote what they were given within bounds
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def raised_at(error: BaseException) -> str:
+    """ " (my_models.py, line 12)": the last line of the user's own code on the way to the error; "" without one."""
+    ours = [str(Path(__file__).parent.with_name(package)) for package in ("gnnlab", "gnnswap")]
+    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [at for at in frames if Path(at.filename).is_file() and not at.filename.startswith((*ours, *installed))]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

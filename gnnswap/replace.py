@@ -1,9 +1,12 @@
 """`swap`: your model with faster message-passing layers, PyG's and your own.
 
-    from gnnswap import swap
-
-    report = swap(model, (x, edge_index))     # print(report) says what was replaced, and why the rest was kept
-    report.model(x, edge_index)               # the same parameters, the same state_dict; trains, too
+    >>> from torch_geometric.nn import GCN
+    >>> x, edge_index = torch.randn(100, 16), torch.randint(100, (2, 400))
+    >>> report = swap(GCN(16, 32, num_layers=2, out_channels=7), (x, edge_index), measure=False)
+    >>> report.replaced  # print(report) also says why the rest was kept, time and memory
+    (('convs.0', 'GCNConv', 'own kernel'), ('convs.1', 'GCNConv', 'own kernel'))
+    >>> report.model(x, edge_index).shape  # the same parameters, the same state_dict; trains, too
+    torch.Size([100, 7])
 
 Each layer is compared with a faster implementation, in eval and in training (`equivalence`). It is replaced if outputs
 and all gradients are equal, and if the implementation is faster on your example. Without an example each layer is
@@ -28,9 +31,9 @@ from torch.utils import _pytree as pytree
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnswap import backends, compile_ops, parity
-from gnnswap.cost import LEAST_ROUNDS, Ratio, compare_times, peak_memory
+from gnnswap.cost import LEAST_ROUNDS, LONG_SECONDS, Ratio, compare_times, peak_memory
 from gnnswap.equivalence import copied
-from gnnswap.errors import SwapError, one_line
+from gnnswap.errors import SwapError, one_line, raised_at
 from gnnswap.fused_layers import compilation
 from gnnswap.inputs import bind, call, cloned, in_float64, tensors_in
 from gnnswap.layer import DIRECT, NONE, SUM, TILES, Caches, as_it_was, make_fast, make_original, original_class
@@ -38,10 +41,10 @@ from gnnswap.layer import DIRECT, NONE, SUM, TILES, Caches, as_it_was, make_fast
 LEAST_GAIN = 1.02  # geometric mean of forward and training; a layer that gains less is kept
 SECONDS = 0.25  # of timing, for each layer and mode
 WHOLE_SECONDS = 1.0  # of timing, for the whole model
-CLEAR = 2.0  # a gain that needs no second round
-LONG_SECONDS = 1.0  # a layer of PyG that takes longer is timed forward alone
+CLEAR = 2.0  # a gain that needs no interval, if every round has it
 TO_COMPARE = "compared at its first call"
 NOT_REACHED = "not reached by the example"
+NO_FASTER = "no faster here"
 MIB = 2**20
 SERVED = "cpu", "cuda"  # devices with kernels
 SCRIPTED = "__prepare_scriptable__"  # torch.jit.script asks a module for it
@@ -155,8 +158,10 @@ class SwapReport:
             why = state.why.get(DIRECT) if state is not None and how.startswith(SUM) else ""
             lines.append(f"replaced {path or 'the model'} ({kind}): {how}" + (f" ({DIRECT}: {why})" if why else ""))
         lines += [f"kept {path or 'the model'} ({kind}): {why}" for path, kind, why in self.kept]
+        if any(NO_FASTER in why for _, _, why in self.kept):
+            lines.append("kept for its time alone: swap(..., measure=False) replaces each layer that is equal")
         if not self.replaced:
-            return "\n".join([*lines, "nothing to replace" if lines else "nothing to replace: no layers of PyG"])
+            return "\n".join([*lines, "nothing was replaced" if lines else "nothing to replace: no layers of PyG"])
         if self.parity_error is None:
             return "\n".join([*lines, "outputs not compared: no example given"])
         where = "" if self.device == "cpu" else f"on {self.device} "
@@ -257,9 +262,13 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
     if not report.replaced:
         return
     twin = _copy(report.model, buffers=True).eval()  # the state of the first one has moved
-    run = torch.no_grad()(lambda: call(twin, give()))
+    run = _forward(twin, give)
     try:
-        first = peak_memory(run, device) if measure and _measurable(device) else None
+        # not on a CPU where torch's profiler runs already, which measures the memory there, nor on other devices
+        profiled = torch.autograd.profiler._is_profiler_enabled
+        first = None
+        if measure and (device.type == "cuda" or (device.type == "cpu" and not profiled)):
+            first = peak_memory(run, device)
         got = run() if first is None else first.result
         report.runs += 1
         error = parity.error(_outputs(got), _outputs(expected), name="the output")
@@ -277,7 +286,8 @@ def _on_example(report: SwapReport, model: nn.Module, batch: Any, tolerance: flo
             kept = _kept_bytes(twin)
             report.time = _whole(report, own, twin, give, device)
             if report.time.high < 1:
-                why = f"with fast layers the whole model is slower here: {report.time} forward"
+                fast = ", ".join(path for path, *_ in report.replaced)
+                why = f"with fast layers ({fast}) the whole model is slower here: {report.time} forward"
             elif first is not None:
                 report.memory = _memory(own, twin, give, first.peak, kept, device)
     if why:
@@ -306,7 +316,9 @@ def _guarded(run: nn.Module, model: nn.Module, batch: Any) -> Any:
     try:
         return call(run, batch)
     except Exception as error:  # of the user's model
-        raise SwapError(f"{type(model).__name__} does not run on the example: {one_line(error)}") from error
+        raise SwapError(
+            f"{type(model).__name__} does not run on the example: {one_line(error)}{raised_at(error)}"
+        ) from error
 
 
 def _why_kept(layer: nn.Module, given: tuple[tuple, dict] | None, measure: bool) -> str:
@@ -345,7 +357,8 @@ def _slower(layer: nn.Module, args: tuple, named: dict, device: torch.device) ->
         training = _ratio(layer, lambda: _step(run(), wanted), torch.enable_grad, device)
     slower, gain = any(ratio.high < 1 for ratio in (forward, training)), math.sqrt(forward.value * training.value)
     if slower or gain < LEAST_GAIN:
-        return gain, f"no faster here: {forward.value:.2f}x forward, {training.value:.2f}x in training"
+        in_training = "" if training is forward else f"; in training {training}"
+        return gain, f"{NO_FASTER}: forward {forward}{in_training}"
     return gain, ""
 
 
@@ -370,12 +383,12 @@ def _ratio(layer: nn.Module, run: Callable[[], Any], mode: Callable, device: tor
 
 def _decided(ratio: Ratio) -> bool:
     if ratio.n < LEAST_ROUNDS:
-        return ratio.value >= CLEAR
+        return ratio.low >= CLEAR
     return ratio.low > LEAST_GAIN or ratio.high < 1
 
 
 def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, give: Callable[[], Any], device: torch.device) -> Ratio:
-    before, after = (torch.no_grad()(partial(_given, one, give)) for one in (own, twin))
+    before, after = (_forward(one, give) for one in (own, twin))
     before(), after()
     ratio = compare_times(before, after, WHOLE_SECONDS, lambda r: r.n >= 30 and _decided(r), device)
     report.runs += 2 + 2 * ratio.n * ratio.calls
@@ -385,7 +398,7 @@ def _whole(report: SwapReport, own: nn.Module, twin: nn.Module, give: Callable[[
 def _memory(
     own: nn.Module, twin: nn.Module, give: Callable[[], Any], first_call: int, kept: int, device: torch.device
 ) -> Memory:
-    before, after = (peak_memory(torch.no_grad()(partial(_given, one, give)), device) for one in (own, twin))
+    before, after = (peak_memory(_forward(one, give), device) for one in (own, twin))
     with suppress(Exception), torch.enable_grad():  # a model need not be trainable
         _step(call(twin, give()), [p for p in twin.parameters() if p.requires_grad])
     differs = (f"{name}: {peak}" for name, peak in (("before", before), ("after", after)) if peak.agrees is False)
@@ -398,30 +411,21 @@ def _kept_bytes(model: nn.Module) -> int:
     return sum(caches.nbytes for caches in {id(state.caches): state.caches for state in states}.values())
 
 
-def _measurable(device: torch.device) -> bool:
-    """Not on a CPU where torch's profiler runs already, which measures the memory there, nor on other devices."""
-    return device.type == "cuda" or (device.type == "cpu" and not torch.autograd.profiler._is_profiler_enabled)
-
-
 def _beyond_rounding(model: nn.Module, fast: nn.Module, give: Callable[[], Any], tolerance: float) -> parity.Deviation:
     """The error against the model in float64, whose own float32 sets the tolerance; infinite where it does not run in
     float64."""
-
-    def outputs(one: nn.Module, given: Any) -> list[Tensor]:
-        with torch.no_grad():
-            return _outputs(call(one, given))
-
     own, fast = (_copy(one, buffers=True).eval() for one in (model, fast))
     try:
-        exact = outputs(copied(own).double(), in_float64(cloned(give())))
+        exact = _forward(copied(own).double(), lambda: in_float64(cloned(give())))()
     except Exception:  # its forward makes float32 tensors
         why = "outputs differ, and the model does not run in float64, which would decide"
         return parity.Deviation(math.inf, "", why)
-    return parity.error(outputs(fast, give()), outputs(own, give()), exact, rtol=tolerance, name="the output")
+    got, expected = _forward(fast, give)(), _forward(own, give)()
+    return parity.error(_outputs(got), _outputs(expected), _outputs(exact), rtol=tolerance, name="the output")
 
 
-def _given(model: nn.Module, give: Callable[[], Any]) -> Any:
-    return call(model, give())
+def _forward(model: nn.Module, give: Callable[[], Any]) -> Callable[[], Any]:
+    return torch.no_grad()(lambda: call(model, give()))
 
 
 def _outputs(result: Any) -> list[Tensor]:

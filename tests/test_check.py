@@ -178,7 +178,7 @@ def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypa
         "before = after = Model()\nclaim = 'same speed'\n"
     )
     assert set(check_file.read(path, "more_inputs:data").inputs) == {"x"}  # a module's arguments have names
-    with refused("module more_inputs has no factory 'none'"):
+    with refused("module more_inputs has no function 'none'"):
         check_file.read(path, "more_inputs:none")
 
 

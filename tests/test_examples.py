@@ -1,5 +1,7 @@
 """The examples work as README and docs/own-*.md use them, and the pages say what the code takes."""
 
+import doctest
+import importlib
 import json
 import re
 import shlex
@@ -118,3 +120,18 @@ def test_the_device_can_be_used_and_computes_what_the_layer_computes():
     np.testing.assert_allclose(loaded.run(values)[layer.result], expected.detach(), rtol=1e-5, atol=1e-6)
     loaded.close()
     assert [field.name for field in fields(Device) if f"| `{field.name}` |" not in DEVICE] == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "gnnswap.replace",
+        "gnnswap.compile_ops",
+        "gnnlab.measure.race",
+        "gnnlab.profile.runtime",
+        "gnnlab.profile.memory",
+    ],
+)
+def test_the_examples_of_docstrings_run_as_they_stand(module):
+    ran = doctest.testmod(importlib.import_module(module))
+    assert ran.attempted and not ran.failed

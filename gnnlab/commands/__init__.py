@@ -1,4 +1,5 @@
-"""The commands of `gnnlab`, one module each: its docstring is the help, `add_arguments` its options, `run` its work.
+"""The commands of `gnnlab`: a module's docstring is the help, `add_arguments` its options, `run` its work.
 
-`gnnlab --help` imports every module: heavy packages load inside the functions that need them.
+Those about notebooks and results are functions of one module. `gnnlab --help` imports all: heavy packages load inside
+the functions that need them.
 """

@@ -105,14 +105,6 @@ def graph_of(arguments: argparse.Namespace) -> str:
     return f"{arguments.graph}+{arguments.nodes}" if arguments.nodes else arguments.graph
 
 
-def results_at(word: str, *, named: bool = False) -> Path:
-    """A folder or file of results, or the folder of a parameter set, which `word` is if `named`."""
-    from gnnlab.lab import discovery
-
-    path = Path(word).expanduser()
-    return path if path.exists() and not named else discovery.results_of(word)
-
-
 # ---- what is printed ------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from gnnlab.errors import GnnlabError, Untestable
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import STATISTICS, Estimate
 
-from .ratios import Cell, of_cells, usable
+from .ratios import of_cells, usable
 from .table import Row, Strict, Table
 from .text import exact
 
@@ -208,19 +208,15 @@ def evaluate(claim: Claim, table: Table) -> Evidence:
         return Evidence(counted[0].estimate, counted, how, holds)
     rows = usable(here, rule.variant, rule.cells)
     if rule.stat == "ratio":
-        return _ratio(of_cells(table, rows, among, rule.over))
+        cells = of_cells(table, rows, among, rule.over)
+        sides = list(zip(*cells, strict=True))[1:]
+        variants, over = (dict.fromkeys(row.variant for row in side if row) for side in sides)
+        where = f"geomean of {len(cells)} cells, " if len(cells) > 1 else ""
+        names = " or ".join(variants) + f" over {' or '.join(over)}" * bool(over)
+        how = f"{names}: {where}{min(cell.ratio.n for cell in cells)} rounds"
+        return Evidence(estimates.geometric_mean([cell.ratio for cell in cells]), [cell.variant for cell in cells], how)
     if len(rows) > 1:
         raise Untestable(f"its rule names {len(rows)} rows of {rule.study}, not one")
     (row,) = rows
     sampled = row.n > 1 and row.statistic in STATISTICS
     return Evidence(row.estimate, rows, f"{row.statistic} of {row.n} samples" if sampled else row.origin.value)
-
-
-def _ratio(cells: Sequence[Cell]) -> Evidence:
-    """The geometric mean over the cells, and of which variants over which baselines."""
-    variants, over = (dict.fromkeys(row.variant for row in side if row) for side in list(zip(*cells, strict=True))[1:])
-    ratios = [cell.ratio for cell in cells]
-    where = f"geomean of {len(cells)} cells, " if len(cells) > 1 else ""
-    names = " or ".join(variants) + f" over {' or '.join(over)}" * bool(over)
-    how = f"{names}: {where}{min(ratio.n for ratio in ratios)} rounds"
-    return Evidence(estimates.geometric_mean(ratios), [cell.variant for cell in cells], how)

@@ -1,8 +1,7 @@
 """The cells of an executed notebook as HTML that loads nothing and runs nothing, by nbconvert.
 
 Tables and Markdown may quote anything (a label from a user's graph file, an error message): nbconvert's sanitizer lets
-the tags that they need pass and shows the rest as text. HTML with a `caption` in its metadata is source: folded under
-it, as the code of cells is.
+the tags that they need pass and shows the rest as text.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ class Cells:
     headings: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read(path: Path, figures: Iterable[FigureRecord], key: str = "", *, whole: bool = True) -> Cells:
+def read(path: Path, figures: Iterable[FigureRecord], key: str = "", whole: bool = True) -> Cells:
     """The executed notebook at `path`, of a run that left `figures`; the one named `key` stands at the top of the page.
-    Empty where there is no notebook, as after a run in JupyterLab or by papermill alone; without the article unless it
-    is wanted `whole`.
+    Only title, question and conclusion unless it is wanted `whole`. Empty where there is no notebook, as after a run in
+    JupyterLab or by papermill alone.
 
     Raises `GnnlabError` with a line that says what is wrong: the file, an output, or nbconvert's own templates.
     """
@@ -71,8 +70,9 @@ def read(path: Path, figures: Iterable[FigureRecord], key: str = "", *, whole: b
     shown = {figure.name: (figure.title, f"{place}/{figure.svg}", f"{place}/{figure.png}") for figure in figures}
     try:
         cells.conclusion = _clean(exporter().markdown2html({}, "\n\n".join(_keep_what_is_shown(notebook))))
-        if whole:
-            cells.article = exporter().from_notebook_node(notebook, resources={"figures": shown, "key": key})[0]
+        if not whole:
+            return cells
+        cells.article = exporter().from_notebook_node(notebook, resources={"figures": shown, "key": key})[0]
     except Exception as error:  # a filter raises on an output that is not what its type says, jinja without templates
         raise GnnlabError(f"{path} cannot be shown: {one_line(error)}; its numbers are in result.json") from error
     headings = re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', cells.article)

@@ -39,7 +39,7 @@ def bars(
     """Horizontal bars by the labels in column `y`, first row on top, grouped by column `hue`.
 
     On a logarithmic axis, which has no 0, ratios (unit "x") are bars from 1 in both directions, anything else is
-    points, and a 0 stands at the edge. A column `samples` (arrays) holds what lies under each value as dots.
+    points, and a 0 stands at the edge.
     """
     sizes, base = log and unit == "MiB", float(log and unit == "x")
     points = log and not base
@@ -61,9 +61,6 @@ def bars(
         colour, marker, hatch = look_of[name]
         values, places, reach = part["value"].to_numpy(float), part["place"].to_numpy(), style.ends(part)
         drawn = {"xerr": reach, "label": style.label(name, origin)}
-        for place, taken in zip(places, part.get("samples", []), strict=False):
-            jitter = place + np.random.default_rng(0).uniform(-0.35, 0.35, len(taken))  # the same each time
-            ax.plot(taken, jitter, ls="none", marker=marker, ms=3.2, mew=0, color=colour, alpha=0.4, zorder=1)
         if points:
             ax.errorbar(values, places, **drawn, **style.point(colour, marker, origin) | style.WHISKERS)
         else:
@@ -74,7 +71,7 @@ def bars(
             style.note(ax, words, at, 7 if points else 4)
     style.categories(ax, labels, centres, frame["place"].max())
     ends = frame.filter(["value", "low", "high"]).to_numpy(float).ravel()
-    style.scale(ax.xaxis, log, np.concatenate([ends, *frame.get("samples", [])]), sizes)
+    style.scale(ax.xaxis, log, ends, sizes)
     ax.set_xlabel(label if sizes else axis_label(label, unit))
     ax.margins(x=0.16 if sizes else 0.12)
     style.legend(fig)

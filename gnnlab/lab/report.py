@@ -107,9 +107,8 @@ def own(values: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
 # ---- the front page -------------------------------------------------------------------------------------------------
 
 
-def build_site(out_dir: Path, fresh: str = "") -> Path:
+def build_site(out_dir: Path, only: str = "") -> Path:
     """Render the page of each notebook in `out_dir`, `claims.json` and `index.html`; returns the path of the last.
-    Where only the notebook named `fresh` has run, the pages of the others stay as they are.
 
     What cannot be read is said on the page, in a line for each, and everything else is rendered. Raises `GnnlabError`
     when there is no such folder, or when writing fails.
@@ -120,7 +119,7 @@ def build_site(out_dir: Path, fresh: str = "") -> Path:
     judged = claims_report.judge(out_dir)
     files.write_json(out_dir / claims_report.RECORD, judged.to_dict())
     stems = sorted({path.parent.parent.name for path in results.paths(out_dir)})
-    entries = {stem[:2]: _entry(out_dir, stem, judged, fresh in ("", stem)) for stem in stems}
+    entries = {stem[:2]: _entry(out_dir, stem, judged, only in ("", stem)) for stem in stems}
     ran = [entry.result for entry in entries.values() if entry.result]
 
     def href(row: ClaimResult) -> str:
@@ -140,14 +139,15 @@ def build_site(out_dir: Path, fresh: str = "") -> Path:
         entries=list(entries.values()),
         gains=_gains(list(entries.values())),
         headlines=headlines(judged.rows),
+        noisy=[entry for entry in entries.values() if entry.result and noise(entry.result)],
         newest=max(ran, key=lambda result: result.started, default=None),
         machines=sorted({machine_phrase(result.environment) for result in ran}),
     )
     return path
 
 
-def _entry(out_dir: Path, stem: str, judged: ClaimsReport, fresh: bool) -> NotebookEntry:
-    """What the front page says of a notebook, whose own page is written where it is `fresh` or not there."""
+def _entry(out_dir: Path, stem: str, judged: ClaimsReport, write: bool) -> NotebookEntry:
+    """What the front page says of a notebook; with `write` its own page is written, too."""
     entry, page = NotebookEntry(stem), out_dir / f"{stem}.html"
     path, failed = results.newest(out_dir, stem)
     entry.problems = [line for line in judged.problems if stem in line]
@@ -160,7 +160,7 @@ def _entry(out_dir: Path, stem: str, judged: ClaimsReport, fresh: bool) -> Noteb
         entry.result = results.read(path)
         entry.rows = [row for row in judged.rows if row.notebook == stem[:2]]
         try:
-            _render(entry, path, page, fresh or not page.exists())
+            _render(entry, path, page, write or not page.exists())
         except GnnlabError as error:
             entry.problems.append(str(error))
     entry.problems = list(dict.fromkeys(line.replace(f"{out_dir}{os.sep}", "") for line in entry.problems))
@@ -177,33 +177,34 @@ def _gains(entries: Sequence[NotebookEntry]) -> list[tuple[NotebookEntry, StudyF
 # ---- the page of a notebook -----------------------------------------------------------------------------------------
 
 
-def _render(entry: NotebookEntry, path: Path, page: Path, fresh: bool) -> None:
-    """Fill in what the run at `path` says, and write its page if it is `fresh`.
+def _render(entry: NotebookEntry, path: Path, page: Path, write: bool) -> None:
+    """Fill in what the run at `path` says, and write its page.
 
     Raises `GnnlabError` when the executed notebook cannot be shown, or when writing fails.
     """
     result, executed = entry.result, path.with_name(results.NOTEBOOK)
     entry.key = next((figure for figure in result.figures if figure.key), next(iter(result.figures), None))
     entry.picture = _picture(path.parent / entry.key.png) if entry.key else ""
-    entry.cells = notebook_html.read(executed, result.figures, entry.key.name if entry.picture else "", whole=fresh)
+    entry.cells = notebook_html.read(executed, result.figures, entry.key.name if entry.picture else "", whole=write)
     declared = discovery.declared(executed) if executed.exists() else {}
     entry.own, entry.findings = bool(own(result.parameters, declared)), _findings(result)
-    if fresh:
-        _write_page(
-            page,
-            "report.html.j2",
-            title=entry.title,
-            entry=entry,
-            status=STATUSES[result.status],
-            place=path.parent.relative_to(page.parent).as_posix(),
-            pictures=[(figure, _picture(path.parent / figure.png)) for figure in result.figures],
-            parts=parts(entry.rows),
-            href=lambda row: _anchor(result, row.study),
-            meanings={name: parameter.meaning for name, parameter in declared.items()},
-            machine=machine_phrase(result.environment),
-            noise=noise(result),
-        )
     entry.page = page.name
+    if not write:
+        return
+    _write_page(
+        page,
+        "report.html.j2",
+        title=entry.title,
+        entry=entry,
+        status=STATUSES[result.status],
+        place=path.parent.relative_to(page.parent).as_posix(),
+        pictures=[(figure, _picture(path.parent / figure.png)) for figure in result.figures],
+        parts=parts(entry.rows),
+        href=lambda row: _anchor(result, row.study),
+        meanings={name: parameter.meaning for name, parameter in declared.items()},
+        machine=machine_phrase(result.environment),
+        noise=noise(result),
+    )
 
 
 def _picture(png: Path) -> str:
@@ -269,7 +270,8 @@ def parts(rows: Iterable[ClaimResult]) -> list[tuple[str, str, list[ClaimResult]
 
 
 def headlines(rows: Sequence[ClaimResult]) -> list[tuple[str, ClaimResult]]:
-    """What of the documents' advice matters: (`FALSE`, `UNSURE`, `LESS` or `PAYS`, row), one of a study.
+    """What of the documents' advice matters: (`FALSE`, `UNSURE`, `LESS` or `PAYS`, row), one of a study,
+    and of as many notebooks as there are.
 
     First advice that is wrong on this machine, at most half of `HEADLINES` if as much pays; then advice that pays, by
     its gain. Goals of the lab and claims of equality are left out.
@@ -278,17 +280,23 @@ def headlines(rows: Sequence[ClaimResult]) -> list[tuple[str, ClaimResult]]:
     rows = [row for row in rows if row.claimed != (1.0, 1.0)]
     short = [row for row in rows if row.verdict in (Verdict.REFUTED, Verdict.WEAKER)]
     pays = [row for row in rows if row.low > NO_GAIN_BELOW and row not in short]
-    wrong = _one_of_a_study(sorted(short, key=distance_to_claim, reverse=True))
-    pays = _one_of_a_study(sorted(pays, key=lambda row: row.value, reverse=True))
+    wrong = _varied(sorted(short, key=distance_to_claim, reverse=True))
+    pays = _varied(sorted(pays, key=lambda row: row.value, reverse=True))
     wrong = wrong[: max(HEADLINES // 2, HEADLINES - len(pays))]
     words = (LESS if row.low > NO_GAIN_BELOW else UNSURE if row.high > NO_GAIN_BELOW else FALSE for row in wrong)
     lines = list(zip(words, wrong, strict=True))  # what is true of the whole interval
     return lines + [(PAYS, row) for row in pays[: HEADLINES - len(lines)]]
 
 
-def _one_of_a_study(rows: Sequence[ClaimResult]) -> list[ClaimResult]:
+def _varied(rows: Sequence[ClaimResult]) -> list[ClaimResult]:
+    """The first of each study; the first of each notebook, then the second of each, and so on."""
     first = {row.study: row for row in reversed(rows)}
-    return [row for row in rows if first[row.study] is row]
+    rows, seen = [row for row in rows if first[row.study] is row], Counter()
+    place = {}
+    for row in rows:
+        place[row.id] = seen[row.notebook]
+        seen[row.notebook] += 1
+    return sorted(rows, key=lambda row: place[row.id])
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
@@ -311,12 +319,6 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"moment": lambda iso: f"{iso[:10]} {iso[11:16]} UTC", "duration": duration}
-    environment.globals |= {"environment_rows": environment_rows, "counts": _counts}
+    environment.globals |= {"environment_rows": environment_rows, "counts": Counter, "verdicts": claims_report.VERDICTS}
     environment.globals |= {"claimed_text": claimed_text, "widened": f"{100 * (claims.TOLERANCE - 1):.0f} %"}
     return environment
-
-
-def _counts(rows: Sequence[ClaimResult]) -> list[tuple[Badge, int]]:
-    """How many rows have each verdict; verdicts without a row are left out."""
-    counts = Counter(row.badge for row in rows)
-    return [(badge, counts[badge]) for badge in claims_report.VERDICTS.values() if badge in counts]

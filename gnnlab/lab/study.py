@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from IPython.display import display
 from matplotlib.figure import Figure
@@ -174,15 +173,14 @@ class Study:
     ) -> None:
         """Draw the rows, save the figure under the study's name and list the variants that have no number.
 
-        Bars of the `ratio` over the baseline, or of the `value`; "samples" draws every sample beside it. With `x`, a
-        key that is a number, lines over it, one for each value of `by`. `key` marks the figure that the front page
-        shows. What was not measured is hatched.
+        Bars of the `ratio` over the baseline, or of the `value`. With `x`, a key that is a number, lines over it, one
+        for each value of `by`. `key` marks the figure that the front page shows. What was not measured is hatched.
         """
         frame, label, unit = self._numbers(y)
         if frame.empty:
             return self._remark()
         if log is None:
-            values = np.concatenate(frame["samples"]) if y == "samples" else frame["value"][frame["value"] > 0]
+            values = frame["value"][frame["value"] > 0]
             spans_0 = ((frame["low"] <= 0) & (frame["high"] > 0)).any()
             log = not spans_0 and (y == "ratio" or (len(values) > 0 and is_wide(values)))
         if x is None:
@@ -214,8 +212,6 @@ class Study:
         frame, label, unit = self._numbers("value", missing=True)
         if frame.empty:
             return
-        if panel == "baseline":
-            frame = frame.assign(baseline="over " + frame["baseline"])
         axes = {"row": row, "column": column, "panel": panel, "label": text.axis_label(label, unit)}
         by = f"{text.plain(row)} and {text.plain(column)}, one map for each {text.plain(panel)}"
         title = self._wins() or self.finding()
@@ -238,14 +234,10 @@ class Study:
         title = f"{self.title}: of {len(worst)} pairs of {text.plain(row)} and {text.plain(column)}, {said}"
         fig = plots.marks(worst, row=row, column=column, title=title)
         self._show(fig, "marks", f"A mark for each {text.plain(row)} and {text.plain(column)}: {said}", key)
-        lost, every, lines = compared[ranks > 0], worst[column].nunique(), []
-        for reason, of in lost.groupby(lost["status"] + ": " + lost["reason"], sort=False):
-            where = of.astype({column: str}).groupby(row, sort=False)[column].unique()
-            every_one = f"every {text.plain(column)}"
-            at = [f"{name} × {every_one if len(c) == every > 1 else ', '.join(c)}" for name, c in where.items()]
-            lines.append(f"- {reason} ({'; '.join(at)})")
-        if lines:
-            self._lab.say("\n".join(lines))
+        lost = compared[ranks > 0].astype({row: str, column: str})
+        at = (lost[row] + " × " + lost[column]).groupby(lost["status"] + ": " + lost["reason"], sort=False).unique()
+        if len(at):
+            self._lab.say("\n".join(f"- {reason} ({text.words_of([*pairs])})" for reason, pairs in at.items()))
 
     def _show(self, fig: Figure, kind: str, alt: str, key: bool) -> None:
         """Show and save a figure under the study's name, what was selected of it, and the kind of figure."""
@@ -262,13 +254,9 @@ class Study:
         if len(units) > 1:
             several = " and ".join(units)
             raise GnnlabError(f"{self.name} is in {several}: one figure has one unit; .only(unit={units[0]!r})")
-        frame = frame[((frame["status"] == "ok") | missing) & ((frame["variant"] != CONTROL) | (y == "samples"))]
+        frame = frame[((frame["status"] == "ok") | missing) & (frame["variant"] != CONTROL)]
         columns, label, (factor, unit) = ENDS, self.label, text.shown_as("".join(units))
-        if y == "samples":
-            statistic = self._valued[0].statistic
-            label += f"; every sample and the {STATISTICS.get(statistic, statistic)}"
-            frame = frame.assign(samples=[self._lab.table.samples_of(row) for row in self._valued])
-        elif y == "ratio":
+        if y == "ratio":
             frame, columns, factor, unit = frame[frame["ratio"].notna()], ("ratio", "ratio_low", "ratio_high"), 1.0, "x"
             label = f"times as fast as {next((row.baseline for row in self.rows if row.baseline), 'the baseline')}"
         elif unit == "ms" and label == text.plain(self.name):

@@ -4,7 +4,7 @@
     geometric_mean([...])                        # over cells that were measured by themselves
     combine_runs([...])                          # over runs of a notebook, each in a process of its own
 
-An interval is at 95 %. Fewer than six samples have none, and two runs have none. docs/decisions/0003 says how each one
+An interval is at 95 %. Fewer than six samples have none. docs/decisions/0003 says how each one
 comes about, and why.
 """
 
@@ -262,14 +262,16 @@ def combine_runs(runs: Sequence[Estimate], *, log: bool) -> Estimate:
 
     The interval is the wider, on each side, of the one within the runs and the one between them (Student's, of their
     values): what differs from process to process is in the latter only (Kalibera and Jones 2013). One run keeps its
-    own, two have none, and a count that is the same in all stays exact.
+    own, two have what covers the intervals of both, and a count that is the same in all stays exact.
     """
     n, k = sum(run.n for run in runs), len(runs)
     if k == 1 or len({end for run in runs for end in (run.value, run.low, run.high)}) == 1:
         return replace(runs[0], n=n)
     within = _sum(runs, [1 / k] * k, log)
     if k < LEAST_GROUPS:
-        return Estimate(within.value, None, None, n)
+        known = all(run.interval for run in runs)
+        ends = [end for run in runs for end in run.interval] if known else [None]
+        return Estimate(within.value, min(ends), max(ends), n)
     values = [math.log(run.value) if log else run.value for run in runs]
     between = _student_interval(np.asarray(values))
     ends = [*(map(math.exp, between) if log else between), *(within.interval or ())]

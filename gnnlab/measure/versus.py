@@ -179,6 +179,7 @@ def versus(
     ask = functools.partial(_ask, limit_s=limit_s + seconds)
     races = []
     for number in range(processes):
+        started = time.monotonic()
         with ExitStack() as held:
             worker = held.enter_context(Worker(keep_memory=False))
             first_s = seconds if environment is None else 0.0
@@ -187,7 +188,9 @@ def versus(
                 other = held.enter_context(Worker(keep_memory=False, **environment))
                 raced |= _in_turns(functools.partial(ask, worker), functools.partial(ask, other), sides, seconds)
         races.append(raced | {"speed": _speed(raced)})
-        tell(f"process {number + 1} of {processes}: {races[-1]['speed'].value:.3g}x")
+        took_s, left = time.monotonic() - started, processes - number - 1 + 2 * memory
+        more = f"; about {left * took_s:.0f} s more" * bool(left and not number)
+        tell(f"process {number + 1} of {processes}: {races[-1]['speed'].value:.3g}x in {took_s:.0f} s{more}")
         if not number and enough(races[0]["speed"]):
             break
     speeds = tuple(each["speed"] for each in races)

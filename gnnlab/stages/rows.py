@@ -9,7 +9,7 @@ What has no time has none here either: nothing is filled in from another device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -70,19 +70,6 @@ def measurement_rows(frame: pd.DataFrame, available: Mapping[str, Availability] 
         threads=frame["threads"].where(frame["processor"] == "CPU", 0),
         notes=frame["notes"].where(noted, frame["notes"] + "; " + wide),
     )
-
-
-def roof_rows(frame: pd.DataFrame, bound_ms: Callable[[int, int, int, int], float], samples: int) -> pd.DataFrame:
-    """The share of a bound that each measurement on this CPU reaches: the bound over each of its times.
-
-    `bound_ms(first, last, nodes, edges)`; `samples`: of each ceiling behind it, of which the best counts.
-    """
-    on_cpu = measured_on_cpu(frame)
-    at = on_cpu[["first", "last", "nodes", "edges", "samples_ms"]].itertuples(index=False)
-    shares = [bound_ms(*of) / np.asarray(ms) for *of, ms in at]
-    note = f"; the ceilings are the best of {samples} samples and have no interval; this is that of the time alone"
-    rows = measurement_rows(on_cpu)
-    return rows.assign(samples=shares, unit="share", better="higher", notes=rows["notes"] + note)
 
 
 def gain_rows(frame: pd.DataFrame) -> pd.DataFrame:

@@ -276,7 +276,8 @@ def _check_edges(data: Data) -> int:
         if data.edge_index.is_floating_point():
             raise GnnlabError(f"edge_index must hold integers, got {data.edge_index.dtype}")
         if (last := int(data.edge_index.max())) >= nodes:
-            raise GnnlabError(f"edge_index holds node {last}, and there are {nodes}; number them 0..{nodes - 1}")
+            named = f"x has {nodes} rows" if "x" in data and len(data.x) == nodes else f"there are {nodes} nodes"
+            raise GnnlabError(f"edge_index holds node {last}, and {named}; number the nodes 0..{nodes - 1}")
         data.validate(raise_on_error=True)
     if data.x is None and nodes > max(MOST_ISOLATED, 100 * data.num_edges):
         raise GnnlabError(

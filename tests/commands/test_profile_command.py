@@ -26,7 +26,7 @@ def test_the_allocator_is_the_user_s_and_what_the_environment_says_to_it_is_reco
 @pytest.mark.parametrize("part", ["runtime", "memory"])
 def test_a_model_that_fails_is_one_line(capsys, part):
     code, report, lines = profiled("fails_later", capsys, part)
-    assert (code, report, lines[-1]) == (2, None, "gnnlab: own_models:fails_later: RuntimeError: later")
+    assert (code, report) == (2, None) and lines[-1].startswith("gnnlab: own_models:fails_later: RuntimeError: later")
 
 
 def test_memory_is_torch_s_and_the_process_s_a_graph_fits_and_the_end_says_what_was_largest(capsys):

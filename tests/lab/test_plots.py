@@ -49,18 +49,11 @@ def roofline(count):
     return plots.roofline(points, Ceilings([(2**20, 90.0), (2**28, 12.4)], 88.0, "float32", 1, "cpu"), title=TITLE)
 
 
-def samples():
-    rng = np.random.default_rng(0)
-    taken = [np.array([*rng.normal(1, 0.02, 60), 9.0, 11.0]), rng.normal(1, 0.02, 60)]
-    frame = pd.DataFrame({"variant": ["baseline", "baseline again"], "value": 1.0, "low": 0.99, "high": 1.01})
-    return bars(frame.assign(samples=taken), y="variant", label="time", unit="ms", log=True)
-
-
 @pytest.fixture(scope="module")
 def figures():
     other = OPERATORS.assign(model="transformer", value=5.0, low=4, high=6)
     grouped = pd.concat([OPERATORS.assign(model="gat"), other])
-    return [bars(), bars(grouped, hue="model"), lines(), lines(log=False), roofline(6), samples()]
+    return [bars(), bars(grouped, hue="model"), lines(), lines(log=False), roofline(6)]
 
 
 def boxes(figure):

@@ -157,7 +157,13 @@ def test_the_worst_cell_and_the_middle_one_have_the_noise_of_all():
         ([Estimate(2.0, 1.8, 2.2, 10)] * 4, False, 2.0, (1.9, 2.1)),
         ([Estimate(v, None, None, 1) for v in (2.0, 2.2, 2.1)], False, 2.1, (1.8516, 2.3484)),
         ([Estimate(2.0, 1.8, 2.2, 10)], True, 2.0, (1.8, 2.2)),  # one run has the interval within it
-        ([Estimate(28.0, 27.9, 28.1, 10), Estimate(34.0, 33.9, 34.1, 10)], False, 31.0, None),  # two have none
+        (
+            [Estimate(28.0, 27.9, 28.1, 10), Estimate(34.0, 33.9, 34.1, 10)],
+            False,
+            31.0,
+            (27.9, 34.1),
+        ),  # two: what covers both
+        ([Estimate(2.0, None, None, 1), Estimate(3.0, 2.9, 3.1, 9)], False, 2.5, None),
         ([Estimate(200.0, 200.0, 200.0, 1)] * 2, True, 200.0, (200.0, 200.0)),  # a count
     ],
 )

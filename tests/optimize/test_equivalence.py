@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("dropout_again")
         ("own_models:gives_a_number", "returns float 3.0"),
         ("own_models:gives_nothing", "returns no tensor"),
         ("own_models:gives_nan", "NaN"),
-        ("own_models:not_there", "no factory 'not_there'"),
+        ("own_models:not_there", "no function 'not_there'"),
         ("symptom_gat", "no module:factory"),
     ],
 )

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from gnnlab.errors import GnnlabError
+from gnnlab.profile import memory
 from gnnlab.profile.memory_fit import MEMORY_SIZES, MIB, fit_memory, memory_here, run_memory_scaling
+from gnnswap.cost import PeakMemory
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,9 @@ def test_memory_of_a_real_model_is_what_its_tensors_take(training, messages):
 def test_memory_that_torch_does_not_see_counts_as_the_process_has_it():
     fit = run_memory_scaling(lambda: EdgeSum(unseen_mib=64))
     assert fit.offset > 60 * MIB and "memory outside of torch's allocator" in fit.notes[0]
+
+
+def test_what_another_thread_takes_in_one_call_is_not_the_model_s(monkeypatch):
+    found = iter([PeakMemory(8, 8, None, process=mib * MIB) for mib in (0, 64, 0)])  # the first prepares
+    monkeypatch.setattr(memory, "peak_memory", lambda fn, device: next(found))
+    assert memory.warm_peak(lambda: None, torch.device("cpu")).process == 0

@@ -73,7 +73,7 @@ def test_the_installed_command_finds_a_device_in_the_current_folder_and_keeps_th
     ("device", "why"),
     [
         ("openvino:TPU", "device 'openvino:TPU' is not known (did you mean openvino:NPU?); one of openvino:CPU"),
-        ("odd_device:mke", "module odd_device has no factory 'mke' (did you mean make?)"),
+        ("odd_device:mke", "module odd_device has no function 'mke' (did you mean make?)"),
         ("odd_device:make", "odd_device:make cannot be called with nothing: missing a required argument: 'size'"),
         ("odd_devcie:make", "there is no module odd_devcie: neither installed nor as a file in"),
         ("odd_device:seven", "odd_device:seven gives a int"),

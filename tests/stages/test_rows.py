@@ -46,15 +46,6 @@ def test_a_wide_interval_is_marked_once_and_a_narrow_one_never(frame, half, note
     assert sum(note.startswith("interval is ±3.0 %") for note in row.notes) == marks == len(row.notes)
 
 
-def test_the_share_of_a_bound_is_that_of_each_sample_measured_on_this_cpu(frame):
-    found = frame((config(), outcome(2.0, half=0.1)), (config(device=GPU), outcome(1.0)))
-    shares = rows.roof_rows(found, lambda first, last, nodes, edges: first * last * nodes / edges, samples=9)
-    (row,) = as_rows(shares, "size", "stage")
-    assert row.variant == TORCH and row.unit == "share" and row.value == pytest.approx(0.5 / 2)
-    assert row.low < row.value < row.high and any("best of 9 samples" in note for note in row.notes)
-    assert rows.roof_rows(found[found["device"] == GPU], lambda *_: 1.0, 9).empty
-
-
 def test_gains_are_over_torch_at_all_sizes_of_a_stage_and_keep_their_interval(frame):
     answers = at((TORCH, 1, 1.0), (ORT, 1, 0.5), (TORCH, 2, 2.0), (ORT, 2, 1.99), (GPU, 1, 0.1))
     answers += at((TORCH, 1, 4.0), (ORT, 1, 2.0), (FAST, 1, 0.1), edges=40) + at((TORCH, 1, 0.1), threads=2)

@@ -142,7 +142,7 @@ def test_one_line_says_what_was_read(given, line):
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
-        ({"edge_index": [[0, 1], [1, 3]]}, "edge_index holds node 3, and there are 3; number them 0..2"),
+        ({"edge_index": [[0, 1], [1, 3]]}, "edge_index holds node 3, and x has 3 rows; number the nodes 0..2"),
         ({"edge_index": [[0.0], [1.0]]}, "integers"),
         ({"edge_index": None}, "no edges"),
         ({"edge_index": None, "x": None}, "no nodes"),
