@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a Windows code page knows few characters
     try:
-        arguments = _parser().parse_args(argv)
+        parser = _parser()
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:
+            getattr(arguments, "fail", parser.error)(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as ended:  # argparse has printed the help, or what is wrong
         return int(ended.code or OK)
     try:
@@ -122,5 +125,5 @@ def _parser() -> _Parser:
             epilog=f"examples:\n{examples.rstrip()}",
         )
         options(added)
-        added.set_defaults(command=work, needs=needs)
+        added.set_defaults(command=work, needs=needs, fail=added.error)
     return parser

@@ -93,7 +93,7 @@ def test_python_m_gnnlab_is_the_command():
     ("arguments", "part"),
     [
         (["nope"], "invalid choice: 'nope'"),
-        (["run", "--forc"], "--forc"),
+        (["run", "--forc"], "--forc; see gnnlab run --help"),
         (["run", "-p", "width"], "expected 2 arguments"),
         (["run", "--runs", "101"], "'101' is not a whole number from 1 to 100"),
         (["claims", "--json", "--recompute"], "not allowed with argument --json"),

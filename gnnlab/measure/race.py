@@ -5,6 +5,11 @@ is timed before a `BaselineOutput` says that two variants compute the same.
     raced = race_variants(variants, {"x": x, "edge_index": edge_index}, budget_s=1)
     raced["mine"].ratio                  # of the first variant's time over this one's, an `Estimate`
 
+    >>> x = torch.randn(1000, 64)
+    >>> raced = race_variants({"sum": lambda x: x.sum(1), "mean": lambda x: 64 * x.mean(1)}, {"x": x}, budget_s=0.05)
+    >>> [*raced], raced["mean"].ratio.n >= LEAST_ROUNDS
+    (['sum', 'A/A', 'mean'], True)
+
 The first variant is the baseline. A variant takes those of the inputs that its arguments name, or all of them in order
 where they are a tuple. One that fails, or computes something else, is not timed, and says why.
 """
@@ -89,11 +94,6 @@ def race_variants(
 
     Raises:
         GnnlabError: no variants, an unknown mode, or a baseline that fails.
-
-    >>> x = torch.randn(1000, 64)
-    >>> raced = race_variants({"sum": lambda x: x.sum(1), "mean": lambda x: 64 * x.mean(1)}, {"x": x}, budget_s=0.05)
-    >>> [*raced], raced["mean"].ratio.n >= LEAST_ROUNDS
-    (['sum', 'A/A', 'mean'], True)
     """
     if not variants or mode not in MODES:
         raise GnnlabError(f"a race needs variants and a mode of {', '.join(MODES)}; got {len(variants)} and {mode!r}")

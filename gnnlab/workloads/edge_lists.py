@@ -157,7 +157,7 @@ def _without_header(table: DelimitedTable) -> tuple[tuple[int, int], dict[str, i
         raise GnnlabError(f"column 3 may hold seconds or weights; write {both} above the first edge")
     if width == 3 and all(cells[i].dtype.kind == "i" for i in cells) and cells[0].is_unique:
         ends = cells[[0, 1]]
-        if cells[2].isin(np.unique(ends)).all() and not ends.eq(cells[2], axis=0).any(axis=None):
+        if cells[2].isin(np.unique(ends)).any() and not ends.eq(cells[2], axis=0).any(axis=None):
             raise GnnlabError(
                 "three columns of integers may be source,target,weight (write that above the first edge) or a node "
                 f"and its neighbours ({table.lines.by_networkx('adjlist', table.separator)})"

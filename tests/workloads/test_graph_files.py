@@ -287,6 +287,7 @@ def test_a_matrix_that_scipy_saved_is_read(kind, tmp_path):
         ("a.csv", ",a,b,c\na,0,1,0\nb,0,0,1\nc,1,0,0\n", "networkx.from_pandas_adjacency"),
         ("a.csv", "0,1,0\n0,0,1\n1,0,0\n", 'csr_array(numpy.loadtxt("a.csv", delimiter=","))'),
         ("a.csv", "0,1,2\n1,0,2\n2,0,1\n", "or a node and its neighbours (networkx"),
+        ("a.csv", "1,2,3\n2,3,4\n3,1,5\n", "or a node and its neighbours (networkx"),  # 4 and 5 may be leaves
         ("a.csv", "source,target\n#ai,#ml\n#ml,#py\n", "may be a comment or an edge"),
         ("a.txt", "u v\n" * 250 + "#u v\n", "'#u v' may be a comment or an edge"),
         ("a.txt", "1\t2 0.5\n2\t3 1.5\n", "separated by tabs (2 | 3 1.5) or by blanks (2 | 3 | 1.5)"),
