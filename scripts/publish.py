@@ -88,7 +88,9 @@ def models_of(tables: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
                 over = [of_cells(table, [row], table.select(WHOLE), names)[0].ratio.value for names in ((), best)]
                 gains.append({**row.keys, "threads": row.threads, "over_pyg": over[0], "over_best": over[1]})
         new += [{**row.keys, "over_pyg": row.ratio} for row in table.select(NEW, "gnnlab") if row.ratio]
-        rows = [row for row in table.select(GROWTH) if row.value is not None and row.keys["edges"] >= LEAST_EDGES]
+        rows = [
+            row for row in table.select(GROWTH) if row.value is not None and row.keys.get("edges", 0) >= LEAST_EDGES
+        ]
         grown += [{**row.keys, "variant": row.variant, "value": row.value} for row in rows]
     return {WHOLE: _pooled(gains, gmean), NEW: _pooled(new, "median"), GROWTH: _pooled(grown, "median")}
 
