@@ -77,6 +77,8 @@ def _lacking(error: BaseException, needs: str) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
         package = error.name.partition(".")[0]
         return f"this needs package {package}, which is not installed: pip install '{needs}'"
+    if "No usable temporary directory" in message:
+        return "there is no folder for temporary files that can be written to; set TMPDIR to one"
     if isinstance(error, OSError) and error.errno:
         where = f" ({error.filename})" if error.filename else ""
         remedy = "; free some space, or change what is allowed" if error.errno in DISK_ERRORS else ""

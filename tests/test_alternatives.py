@@ -76,3 +76,13 @@ def test_an_alternative_that_is_not_known_is_named():
         variants_of(GCNConv(4, 3), EDGES, 6, ["DGL"])
     with pytest.raises(GnnlabError, match="sparse x: no such alternative"):  # without the features x
         variants_of(GCNConv(4, 3), EDGES, 6, ["sparse x"])
+
+
+def test_a_captured_layer_is_not_here_without_cuda_and_the_others_are_raced():
+    x = torch.randn(6, 4)
+    variants = variants_of(GCNConv(4, 3).eval(), EDGES, 6, ["captured"], x=x)
+    assert list(variants) == ["PyG", "gnnlab, captured", "gnnlab"]
+    raced = race_variants(variants, {"x": x}, mode="plain", tolerance=1e-4, budget_s=0.01)
+    missing = raced["gnnlab, captured"]
+    assert missing.missing and missing.reason == "not here: CUDA graphs need a CUDA device"
+    assert raced["gnnlab"].reason is None and raced["gnnlab"].times_ms is not None

@@ -202,3 +202,8 @@ def test_no_pickle_is_ever_loaded_and_only_one_place_makes_an_openvino_core():
         assert not re.search(r"pickle\.loads?\(|allow_pickle=True|weights_only=False", text), path
         cores += [path.name] * bool(re.search(r"\bCore\(\)", text))
     assert cores == ["openvino_core.py"]
+
+
+def test_test_files_have_names_of_their_own():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)  # pytest imports them by name

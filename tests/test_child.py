@@ -9,8 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from refusals import refused
 
-from gnnlab.child import KEEP_MEMORY, Worker, worker_environment
+from gnnlab.child import KEEP_MEMORY, Worker, describe_exit, worker_environment
 from gnnlab.errors import GnnlabError
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and the C library's sleep are POSIX's")
@@ -88,6 +89,11 @@ def test_a_task_that_costs_its_process_costs_no_other_task(worker, name, limit_s
     assert gone(before) and call(worker, "behave").status == "done"
 
 
+def test_a_time_limit_has_to_be_one(worker):
+    with refused("seconds above 0"):
+        call(worker, "behave", 0)
+
+
 @POSIX
 def test_processes_that_a_task_started_end_with_it(worker):
     answer = call(worker, "start_a_process_and_hang", 2)
@@ -141,6 +147,12 @@ def test_ctrl_c_ends_the_process_that_nobody_waits_for_any_more(worker, monkeypa
         with pytest.raises(KeyboardInterrupt):
             call(worker, "hang")
     assert gone(pid) and call(worker, "behave").status == "done"
+
+
+def test_exit_codes_are_said_in_words():
+    assert describe_exit(-9) == "the process died of SIGKILL, most often for want of memory"
+    assert describe_exit(1) == "the process exited with code 1"
+    assert describe_exit(-200) == "the process died of signal 200"
 
 
 FAULTS = """

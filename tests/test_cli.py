@@ -249,6 +249,7 @@ def raising(monkeypatch):
         (OSError(12, "Cannot allocate memory"), "there is too little memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 4000000000 bytes"), "there is too little memory"),
         (ModuleNotFoundError("", name="redis.asyncio"), "redis, which is not installed: pip install 'gnnlab[export]'"),
+        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "set TMPDIR"),
         (OSError(30, "Read-only file system", "/home/me"), "Read-only file system (/home/me)"),
         (FileNotFoundError(2, "No such file or directory", "a.csv"), "write: No such file or directory (a.csv)"),
     ],

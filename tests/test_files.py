@@ -61,9 +61,10 @@ def test_a_second_process_is_refused_until_the_first_is_dead_or_has_an_error(tmp
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
-def test_a_file_system_without_locks_is_no_hindrance_and_is_named(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("refusal", files.NO_LOCKS, ids=errno.errorcode.get)
+def test_a_file_system_without_locks_is_no_hindrance_and_is_named(tmp_path, monkeypatch, capsys, refusal):
     def flock(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(refusal, os.strerror(refusal))
 
     monkeypatch.setattr("fcntl.flock", flock)
     with files.locked(tmp_path, "measures into"):

@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -30,6 +32,12 @@ def resolved(version, requirements, folder):
     target = ("--python-version", f"{version}.0", "--implementation", "cp", "--target", str(folder))
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--no-input", "--quiet")
     return run(sys.executable, "-m", "pip", "install", *options, *target, *requirements, timeout=550)
+
+
+def test_the_versions_are_those_that_the_project_allows():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    allowed = SpecifierSet(project["requires-python"])
+    assert [v for v in (f"3.{minor}" for minor in range(8, 20)) if v in allowed] == list(VERSIONS)
 
 
 @pytest.mark.slow
@@ -69,18 +77,16 @@ def script(path, text):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_keeps_settings_of_the_user_s_from_pip_and_opens_jupyterlab_as_root(tmp_path):
+@pytest.mark.parametrize(("user", "root"), [("0", "--allow-root "), ("1000", "")])
+def test_make_keeps_settings_of_the_user_s_from_pip_and_opens_jupyterlab_as_root(tmp_path, user, root):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     script(tmp_path / "pip", 'echo "$PIP_USER,$PYTHONPATH" > pip_was_given')
     script(tmp_path / "bin/python", "test $1 = -c || { mkdir -p .venv/bin; cp pip .venv/bin; }")
-    script(tmp_path / "bin/id", "echo 0")
+    script(tmp_path / "bin/id", f"echo {user}")
     path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
     given = {**os.environ, "PATH": path, "PIP_USER": "1", "PYTHONPATH": "/elsewhere"}
     assert run("make", "setup", "PYTHON=python", cwd=tmp_path, env=given).returncode == 0
     assert (tmp_path / "pip_was_given").read_text() == "0,\n"
     script(tmp_path / ".venv/bin/jupyter", "echo $@")
-    assert (
-        "\nlab --allow-root --notebook-dir=. notebooks/start.ipynb\n"
-        in run("make", "lab", cwd=tmp_path, env=given).stdout
-    )
+    assert f"\nlab {root}--notebook-dir=. notebooks/start.ipynb\n" in run("make", "lab", cwd=tmp_path, env=given).stdout

@@ -2,7 +2,7 @@
 
 import pytest
 import small_site
-from reading import faults
+from reading import VIEWS, faults
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +12,7 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 @pytest.mark.parametrize("name", ["index.html", "01_profile_bottlenecks.html"])
 def test_nothing_is_cut_and_axe_finds_nothing(site, opened, name, width, scheme):
     assert faults(opened(site / name, width, scheme)) == []

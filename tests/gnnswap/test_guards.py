@@ -1,5 +1,6 @@
-"""In which calls a kernel runs: which changes count, which modes, devices and functions of others rule it out."""
+"""What a record of a layer sees: every change that its kernel does not read anew, and none of what is of no account."""
 
+import copy
 import pkgutil
 
 import pytest
@@ -14,32 +15,126 @@ from torch_geometric import nn as pyg
 
 from gnnswap import backends, guards, swap
 from gnnswap.direct import KERNELS
-from gnnswap.guards import is_stock, plain_call
+from gnnswap.guards import Record, is_stock, plain_call
 from gnnswap.layer import MAX_RETESTS, Caches, _usual, make_fast
 
+MAKE = {
+    "GCN": lambda: pyg.GCNConv(6, 4),
+    "GAT": lambda: pyg.GATConv(6, 4, edge_dim=3),
+    "SAGE": lambda: pyg.SAGEConv(6, 4),
+    "GIN": lambda: pyg.GINConv(pyg.MLP([6, 5, 4], norm=None)),
+    "Edge": lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))),
+    "PNA": lambda: pyg.PNAConv(6, 4, ["mean", "max"], ["identity", "amplification"], torch.tensor([1, 2, 3])),
+    "GEN": lambda: pyg.GENConv(6, 4, norm="layer"),
+}
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-OF_NO_ACCOUNT = {
-    "a parameter less": ("GCN plain", lambda m: setattr(m, "bias", None)),
-    "other weights": ("GCN plain", lambda m: m.lin.weight.data.mul_(2)),
+
+
+def opened(layer):
+    return KERNELS[type(layer)].opened(layer)
+
+
+def recorded(kind):
+    layer = MAKE[kind]()
+    record = Record(layer, opened(layer), type(layer), type(layer))
+    assert not record.reason and record.holds(torch.float32, CPU)
+    return layer, record
+
+
+def same_facts(record, layer):
+    now = record.again(opened(layer))
+    return not now.reason and record.same_facts(now)
+
+
+def hook(module):
+    module.register_forward_hook(lambda *_: None)
+
+
+SEEN = {
+    "a number": ("GAT", lambda m: setattr(m, "negative_slope", 0.9)),
+    "a number of another type": ("GAT", lambda m: setattr(m, "concat", 2)),
+    "a text": ("GAT", lambda m: setattr(m, "fill_value", "max")),
+    "a tensor in place of a text": ("GAT", lambda m: setattr(m, "fill_value", torch.zeros(3))),
+    "a number inside": ("GEN", lambda m: setattr(m.aggr_module, "t", 3.0)),
+    "a list that is written to": ("PNA", lambda m: m.aggr_module.scaler.__setitem__(1, "attenuation")),
+    "a module": ("SAGE", lambda m: setattr(m, "aggr_module", pyg.MaxAggregation())),
+    "a module in a list": ("Edge", lambda m: m.nn.__setitem__(1, nn.Tanh())),
+    "one more module": ("Edge", lambda m: m.nn.append(nn.ReLU())),
+    "a module less": ("GIN", lambda m: m.nn.lins.pop(1)),
+    "a class": ("GCN", lambda m: setattr(m.lin, "__class__", type("Other", (pyg.Linear,), {}))),
+    "a method of the instance": ("GCN", lambda m: setattr(m, "message", lambda x_j: x_j)),
+    "a forward inside": ("SAGE", lambda m: setattr(m.aggr_module, "forward", lambda *_: None)),
+    "a hook inside": ("Edge", lambda m: hook(m.nn[0])),
+    "a hook of messages": ("GCN", lambda m: m.register_message_forward_hook(lambda *_: None)),
+    "a parametrization": ("Edge", lambda m: nn.utils.parametrizations.weight_norm(m.nn[0])),
+    "explanations": ("GCN", lambda m: setattr(m, "explain", True)),
+}
+HARMLESS = {
+    "a parameter less": ("GCN", lambda m: setattr(m, "bias", None)),
+    "other weights": ("GCN", lambda m: m.lin.weight.data.mul_(2)),
+    "other parameters": ("GCN", lambda m: setattr(m, "bias", nn.Parameter(torch.ones(4)))),
     "a mode": ("GAT", lambda m: m.train(not m.training)),
-    "modes of modules inside": ("EdgeConv", lambda m: m.nn.train(not m.training)),
-    "gradients": ("SAGE mean", lambda m: m.requires_grad_(False)),
-    "buffers": ("PNA, towers apart", lambda m: m.aggr_module.avg_deg_log.fill_(9.0)),
-    "a counter": ("GCN plain", lambda m: setattr(m, "calls", 1)),
+    "modes of modules inside": ("Edge", lambda m: m.nn.eval()),
+    "gradients": ("SAGE", lambda m: m.requires_grad_(False)),
+    "buffers": ("PNA", lambda m: m.aggr_module.avg_deg_log.fill_(9.0)),
+}
+OF_NO_ACCOUNT = {
+    "a counter": ("GCN", lambda m: setattr(m, "calls", 1)),
+    "a list of the user's": ("SAGE", lambda m: setattr(m, "log", [3])),
     "a tensor of the user's": ("GIN", lambda m: setattr(m, "seen", torch.ones(3))),
-    "a counter inside": ("EdgeConv", lambda m: setattr(m.nn[0], "calls", 1)),
+    "a counter inside": ("Edge", lambda m: setattr(m.nn[0], "calls", 1)),
 }
 
 
+@pytest.mark.parametrize("what", SEEN)
+def test_what_changes_the_result_is_seen(what):
+    kind, change = SEEN[what]
+    layer, record = recorded(kind)
+    change(layer)
+    assert not record.holds(torch.float32, CPU) and not same_facts(record, layer)
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_a_kernel_reads_in_each_call_is_none_of_its_business(what):
+    kind, change = HARMLESS[what]
+    layer, record = recorded(kind)
+    change(layer)
+    assert record.holds(torch.float32, CPU)
+
+
 @pytest.mark.parametrize("what", OF_NO_ACCOUNT)
-def test_a_kernel_stays_where_what_has_changed_is_read_in_each_call_or_by_nobody(what):
-    """What has to be seen: test_changes."""
-    (name, change), x = OF_NO_ACCOUNT[what], torch.randn(13, IN).double()
-    fast, edge_index = swap(build(name), measure=False).model, edges_of("many edges")
-    fast(x, edge_index)
-    change(fast)
-    fast(x, edge_index)
-    assert (fast._fast.mechanism("cpu"), fast._fast.retests) == ("own kernel", 0), fast._fast.why
+def test_attributes_that_no_code_of_pyg_names_are_the_same_facts(what):
+    kind, change = OF_NO_ACCOUNT[what]
+    layer, record = recorded(kind)
+    change(layer)
+    assert not record.holds(torch.float32, CPU) and same_facts(record, layer)
+    assert record.again(opened(layer)).holds(torch.float32, CPU)
+
+
+def test_a_record_holds_for_a_copy_that_looks_the_same_and_for_its_type_of_numbers_alone(monkeypatch):
+    layer, record = recorded("GIN")
+    assert not record.holds(torch.float64, CPU)
+    layer.double()
+    assert record.holds(torch.float64, CPU) and not record.holds(torch.float32, CPU)
+    other = copy.deepcopy(layer)
+    of_copy = record.of_copy(other).again(opened(other))
+    assert record.same_facts(of_copy) and of_copy.holds(torch.float64, CPU) and record.layer is layer
+    other.nn.lins[0] = nn.Identity()
+    assert not of_copy.holds(torch.float64, CPU) and record.holds(torch.float64, CPU)
+    monkeypatch.setattr(pyg.GINConv, "message", lambda self, x_j: 2 * x_j)
+    assert not record.holds(torch.float64, CPU)
+
+
+def test_a_layer_that_has_hooks_tensors_or_methods_of_its_own_from_the_start_is_not_recorded():
+    for change, why in (
+        (lambda m: m.register_propagate_forward_hook(lambda *_: None), "hooks of GATConv"),
+        (lambda m: setattr(m, "fill_value", torch.zeros(3)), "its attribute fill_value is a tensor"),
+        (lambda m: setattr(m, "message", lambda x_j: x_j), "its method message is replaced"),
+    ):
+        layer = MAKE["GAT"]()
+        change(layer)
+        assert Record(layer, opened(layer), pyg.GATConv, pyg.GATConv).reason == why
 
 
 def test_a_subclass_is_stock_as_long_as_it_overrides_nothing(monkeypatch):
@@ -87,6 +182,14 @@ def test_calls_within_modes_of_torch_are_no_plain_calls():
     assert found == [False] * 9
     with torch.no_grad(), nothing, torch.device("cpu"), torch.profiler.profile():  # no gradient: nothing is saved
         assert plain_call()
+
+
+def test_kernels_compute_in_plain_tensors_of_a_graph_alone():
+    assert guards.computable(torch.ones(3)) and guards.is_edge_index(torch.zeros(2, 5, dtype=torch.int32))
+    for x in (torch.ones(3).half(), torch.ones(3).long(), torch.ones(3, 3).to_sparse(), torch.ones(3, device="meta")):
+        assert not guards.computable(x)
+    for edges in (torch.zeros(2, 5), torch.zeros(3, 5).long(), torch.zeros(5).long(), None, torch.eye(3).to_sparse()):
+        assert not guards.is_edge_index(edges)
 
 
 # ---- what is outside of the layer ------------------------------------------------------------------------------------
@@ -210,25 +313,28 @@ def test_a_kernel_is_asked_on_one_device_with_kernels(x, edge_index, usual, fake
         assert _usual(*given, None) == usual
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64, torch.int32])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
 def test_low_precision_is_served_on_the_device_alone(kind, fakes_are_plain):
     with FakeTensorMode():
-        on = [guards.computable(torch.empty(3, 3, dtype=kind, device=one)) for one in ("cpu", "cuda", "meta")]
-    assert on == [kind is torch.float64, kind.is_floating_point, False]
-    edges = torch.zeros(2, 5, dtype=torch.int64)
-    assert guards.is_edge_index(edges.int()) and not guards.computable(torch.eye(3).to_sparse())
-    assert not any(
-        map(guards.is_edge_index, (edges.float(), edges[0], edges.to_sparse(), torch.zeros(3, 5).int(), None))
-    )
+        on_cpu, on_cuda, on_meta = (
+            guards.computable(torch.empty(3, 3, dtype=kind, device=one)) for one in ("cpu", "cuda", "meta")
+        )
+    assert on_cpu == (kind in (torch.float32, torch.float64)) and on_cuda == kind.is_floating_point and not on_meta
+
+
+def test_parameters_on_another_device_do_not_hold():
+    layer = build("GCN plain").float()
+    make_fast(layer, Caches())
+    record = layer._fast.record.again(KERNELS[pyg.GCNConv].opened(layer))
+    assert record.holds(torch.float32, CPU) and not record.holds(torch.float32, CUDA)
 
 
 def test_what_was_compared_on_one_device_says_nothing_of_another():
-    layer = build("GCN plain").float()
+    layer = build("GCN plain")
     make_fast(layer, Caches())
-    layer._fast.direct, layer._fast.sums = {(None, "cpu", ""): True}, {("cpu", ""): ""}
+    layer._fast.direct = {(None, "cpu", ""): True}
+    layer._fast.sums = {("cpu", ""): ""}
     assert layer._fast.mechanism("cpu") == "own kernel" and layer._fast.mechanism("cuda") is None
-    record = layer._fast.record.again(KERNELS[pyg.GCNConv].opened(layer))
-    assert record.holds(torch.float32, CPU) and not record.holds(torch.float32, CUDA)
 
 
 def test_kernels_of_a_sum_by_device():

@@ -1,6 +1,8 @@
 """Prepared graphs: sorted as a stable sort sorts, found again by contents, bounded by bytes."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -37,7 +39,7 @@ def graphs(draw, most_nodes=8, most_edges=24):
     return torch.tensor(drawn, dtype=torch.int64).view(-1, 2).t().contiguous(), nodes
 
 
-@settings(max_examples=25)
+@settings(max_examples=60, deadline=None)
 @given(graphs(), st.booleans())
 def test_edges_are_grouped_as_a_stable_sort_groups_them(graph, narrow):
     edge_index, nodes = graph
@@ -53,12 +55,11 @@ def test_edges_are_grouped_as_a_stable_sort_groups_them(graph, narrow):
     assert module.group(target, source, nodes)[2] is None
 
 
-@settings(max_examples=25)
+@settings(max_examples=60, deadline=None)
 @given(graphs(), st.integers(1, 3))
 def test_what_is_derived_from_a_graph_is_what_is_prepared_from_its_edges(graph, heads):
     edge_index, nodes = graph
-    strided = edge_index.int().t().contiguous().t()
-    prepared, plain = Neighbours.prepare(strided, nodes), edge_index[:, edge_index[0] != edge_index[1]]
+    prepared, plain = Neighbours.prepare(edge_index.int(), nodes), edge_index[:, edge_index[0] != edge_index[1]]
     assert torch.equal(prepared.edge_index, edge_index)
     assert torch.equal(prepared.degree.long(), torch.bincount(edge_index[1], minlength=nodes))
     turned = torch.stack([prepared.row, prepared.col]).long()
@@ -74,6 +75,14 @@ def test_what_is_derived_from_a_graph_is_what_is_prepared_from_its_edges(graph, 
         got = weighted_sum_sorted(rows.view(-1, 2), prepared.heads(heads, shared=shared), None)
         expected = [weighted_sum(rows[:, 0 if shared else h].contiguous(), prepared) for h in range(heads)]
         torch.testing.assert_close(got.view(nodes, heads, 2), torch.stack(expected, dim=1))
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_edges_in_any_memory_layout_are_grouped(strided):
+    edge_index = edges(5_000, 70_000)
+    prepared = Neighbours.prepare(edge_index.t().contiguous().t() if strided else edge_index, 70_000)
+    assert torch.equal(prepared.edge_index, edge_index)
+    assert torch.equal(prepared.row.long(), edge_index[1].sort(stable=True).values)
 
 
 def test_indices_are_int32_until_they_no_longer_fit_and_int64_gives_the_same(monkeypatch):
@@ -96,8 +105,12 @@ INTS = torch.int64
     [
         (torch.tensor([[0, 3], [1, 1]]), 3, "names source 3, allowed are 0..2"),
         (torch.tensor([[0, 1], [1, -1]]), 3, "names target -1"),
+        (torch.tensor([0, 1]), 3, r"shape \(2, edges\), not \(2,\)"),
+        (torch.zeros(3, 2, dtype=INTS), 3, "shape"),
         (torch.zeros(2, 2), 3, "int64 or int32, not torch.float32"),
         ([[0], [1]], 3, "not list"),
+        (None, 3, "edge_index must"),
+        (torch.zeros(2, 2, dtype=INTS).to_sparse(), 3, "dense tensor"),
         (torch.zeros(2, 0, dtype=INTS), -1, "num_nodes must be 0 or more"),
     ],
 )
@@ -144,13 +157,26 @@ def test_a_graph_is_known_by_its_tensor_and_by_its_contents(write):
     assert cache.get(edge_index, 41).num_nodes == 41 and cache.get(edge_index, 40, 50).num_sources == 50
 
 
+def test_graphs_are_found_again_after_their_tensor_is_gone_and_keep_none_alive():
+    cache, edge_index = GraphCache(), edges(200, 40)
+    watched, first = weakref.ref(edge_index), cache.get(edge_index, 40)
+    del edge_index
+    assert watched() is None and cache.get(edges(200, 40), 40) is first
+
+
+def test_many_edge_types_and_snapshots_stay():
+    cache, tensors = GraphCache(), [edges(500, 100, seed) for seed in range(140)]
+    graphs = [cache.get(tensor, 100) for tensor in tensors]
+    for graph in graphs:
+        graph.transposed, graph.with_self_loops.permutation  # noqa: B018  made with it
+    assert all(cache.get(tensor, 100) is graph for tensor, graph in zip(tensors, graphs, strict=True))
+
+
 def derive(graph):
-    """What layers ask for; gives the weights, by which something is kept as long as they live."""
-    weight = torch.rand(graph.num_edges)
+    """What layers ask for."""
     graph.cached_by_weight(None, gcn_sum, torch.float32, 1.0).transposed  # noqa: B018
-    graph.cached_by_weight(weight, fixed_sum, torch.float32, False).transposed  # noqa: B018
+    graph.cached_by_weight(torch.rand(graph.num_edges), fixed_sum, torch.float32, False)
     graph.heads(2).transposed, graph.with_self_loops.permutation
-    return weight
 
 
 def test_graphs_with_all_that_is_derived_are_bounded_by_bytes_and_those_that_go_are_freed_at_once():
@@ -175,13 +201,21 @@ def test_graphs_with_all_that_is_derived_are_bounded_by_bytes_and_those_that_go_
     assert cache.nbytes <= 4 * MIB and len(cache) > 10
 
 
+def test_the_graph_used_last_stays_whatever_its_size():
+    cache, edge_index = GraphCache(1024), edges(10_000, 1000)
+    graph = cache.get(edge_index, 1000)
+    derive(graph)
+    assert all(cache.get(edge_index, 1000) is graph for _ in range(5)) and len(cache) == 1
+    assert cache.get(edges(10_000, 1000, seed=1), 1000) is not graph and len(cache) == 1
+
+
 def test_all_is_forgotten_at_once_and_with_the_cache():
     cache, edge_index = GraphCache(), edges(200, 40)
     gc.disable()
     try:
         for end in (lambda: cache.forget(), None):
             graph = cache.get(edge_index, 40)
-            weight = derive(graph)  # noqa: F841
+            derive(graph)
             watched = weakref.ref(graph)
             del graph
             if end is None:
@@ -192,6 +226,13 @@ def test_all_is_forgotten_at_once_and_with_the_cache():
             assert watched() is None
     finally:
         gc.enable()
+
+
+def test_copies_and_pickles_of_a_cache_are_empty():
+    cache = GraphCache(5 * MIB)
+    cache.get(edges(200, 40), 40)
+    for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert len(other) == 0 and other.max_bytes == 5 * MIB and other.get(edges(20, 4), 4).num_edges == 20
 
 
 def test_a_graph_of_inference_mode_is_known_by_its_contents_and_serves_training():
@@ -207,6 +248,38 @@ def test_a_graph_of_inference_mode_is_known_by_its_contents_and_serves_training(
 
 
 # ---- what is kept with a graph ---------------------------------------------------------------------------------------
+
+
+def shifted(graph, offset=0):
+    return graph.positions + offset
+
+
+def reversed_(graph, offset=0):
+    return graph.positions.flip(0) + offset
+
+
+def scaled(graph, weight, factor):
+    return weight * factor
+
+
+def test_what_is_kept_is_known_by_its_function_and_arguments():
+    graph = Neighbours.prepare(edges(200, 40), 40)
+    first = graph.cached(shifted)
+    assert graph.cached(shifted) is first and graph.cached(shifted, 3) is not first
+    assert torch.equal(graph.cached(shifted, 3), first + 3)
+    assert torch.equal(graph.cached(reversed_), first.flip(0))  # another function, the same arguments
+    graph.forget()
+    assert graph.cached(shifted) is not first and torch.equal(graph.cached(shifted), first)
+
+
+def test_what_is_derived_from_weights_follows_them():
+    graph, weight = Neighbours.prepare(edges(200, 40), 40), torch.rand(200)
+    first = graph.cached_by_weight(weight, scaled, 2)
+    assert graph.cached_by_weight(weight, scaled, 2) is first
+    assert torch.equal(graph.cached_by_weight(weight, scaled, 3), weight * 3)
+    for write in (lambda: weight.mul_(2), lambda: weight.data.mul_(2)):  # the second behind torch's back
+        write()
+        assert torch.equal(graph.cached_by_weight(weight, scaled, 2), weight * 2)
 
 
 def test_weights_are_sorted_once_and_again_when_they_change():

@@ -25,10 +25,15 @@ def test_it_loads_no_pyg_and_the_first_exp_of_a_process_is_one_threads():
     ("expected", "got", "off"),
     [
         (torch.tensor([1.0, 100.0]), torch.tensor([1.0, 101.0]), 0.01),  # relative to the largest magnitude
+        (torch.zeros(3), torch.zeros(3), 0.0),
         (torch.zeros(3), torch.tensor([0.0, 1e-30, 0.0]), INF),
+        (np.ones(2), [1.0, 1.0], 0.0),
         ({"a": torch.ones(2), "b": (torch.ones(1),)}, {"b": [torch.ones(1) * 1.5], "a": torch.ones(2)}, 0.5),
         ((None, 3), (None, 3), 0.0),
+        ((), (), 0.0),
+        (torch.empty(0, 4), torch.empty(0, 4), 0.0),
         (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, requires_grad=True), 0.0),
+        (torch.tensor([3, 4]), torch.tensor([3, 5]), 0.25),
         (torch.tensor([True, False]), torch.tensor([True, True]), 1.0),
     ],
 )
@@ -42,6 +47,8 @@ def test_the_error_of_a_structure_is_the_largest_of_its_tensors(expected, got, o
         ([NAN, 1.0], [NAN, 1.0], 0.0),
         ([INF, 1.0], [INF, 1.5], 0.5),
         ([NAN, 1.0], [0.0, 1.0], INF),
+        ([0.0, 1.0], [NAN, 1.0], INF),
+        ([INF, 1.0], [NAN, 1.0], INF),
         ([INF, 1.0], [-INF, 1.0], INF),
         ([0.0, 1.0], [INF, 1.0], INF),
     ],
@@ -65,7 +72,14 @@ def test_a_structure_without_one_finite_number_proves_nothing():
         (torch.ones(3), torch.ones(4), "the output", "output has shape (4,), the baseline's has (3,)"),
         ({"y": torch.ones(3)}, {"y": torch.ones(3, 1)}, "y", "output has shape (3, 1)"),
         ((1.0,), (1.0, 1.0), "the output", "2 outputs, the baseline has 1"),
+        (
+            {"y": {"a": 1.0, "b": 1.0}},
+            {"y": {"a": 1.0, "c": 1.0}},
+            "y",
+            "only one of it and the baseline has the keys b, c",
+        ),
         ([1.0, "text"], [1.0, "text"], "output 1", "an output of type str cannot be compared"),
+        (1.0, None, "the output", "an output of type NoneType cannot be compared"),
     ],
 )
 def test_what_cannot_be_compared_is_infinitely_off_and_says_why(expected, got, of, why):

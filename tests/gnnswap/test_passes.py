@@ -94,6 +94,12 @@ def test_gates_and_modulation_forward_and_backward():
     assert noted(back) == [("film_sum_back", Work(E * F * 5, 4 * NODE + INDEX, NODE))]
 
 
+def test_a_row_of_a_table_that_few_edges_name_is_all_that_is_read():
+    few = Neighbours.prepare(torch.tensor([[0, 1], [1, 1]]), 100)
+    ((_, work),) = noted(partial(fused.multi_aggregate, torch.ones(100, F), few, ("sum",)))
+    assert work == Work(2 * F, 2 * 4 * F + 4 * (101 + 2), 100 * 4 * F)
+
+
 def test_attention_by_triton_is_noted_forward_and_backward(monkeypatch):
     triton = pytest.importorskip("triton", reason="triton is not installed")
     if not torch.cuda.is_available() and isinstance(triton.language.sum, triton.runtime.JITFunction):

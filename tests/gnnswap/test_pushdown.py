@@ -38,7 +38,9 @@ SERVED = {
     "both ends": (2 * IN, lambda one, x_i, x_j, e: one.network(cat(x_i, x_j))),
     "a difference": (2 * IN, lambda one, x_i, x_j, e: one.network(cat(x_i, x_j - x_i))),
     "features of edges": (2 * IN + EDGE, lambda one, x_i, x_j, e: one.network(cat(x_j, e, x_i))),
+    "the source alone": (IN, lambda one, x_i, x_j, e: one.network(x_j) * e[:, :1]),
     "the target alone": (IN, lambda one, x_i, x_j, e: one.network(x_i) + x_j.relu()),
+    "a sum": (IN, lambda one, x_i, x_j, e: one.network(x_i + x_j)),
     "rows again, behind it": (2 * IN, lambda one, x_i, x_j, e: one.network(cat(x_i, x_j)).sigmoid() * (x_j - 2 * x_i)),
     "rows in other operations": (IN, lambda one, x_i, x_j, e: one.network(x_j) + x_i.relu() / (1 + x_j**2)),
 }
@@ -49,25 +51,25 @@ NOT_SERVED = {
 }
 
 
-def inputs(pair=False):
+def inputs(dtype=torch.float64, pair=False):
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(NODES - 3, (2, EDGES), generator=generator)
     sizes = [(NODES, IN)] * (1 + pair) + [(EDGES, EDGE)]
-    made = [torch.randn(*size, generator=generator, dtype=torch.float64).requires_grad_() for size in sizes]
+    made = [torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
     return made, (tuple(made[:2]) if pair else made[0], edge_index, made[-1])
 
 
+@pytest.mark.parametrize("pair", [False, True], ids=["one kind of nodes", "two kinds"])
 @pytest.mark.parametrize("aggr", ["add", "mean", "max"])
 @pytest.mark.parametrize("name", SERVED)
-def test_a_linear_layer_over_rows_of_both_ends_is_computed_on_nodes(name, aggr):
+def test_a_linear_layer_over_rows_of_both_ends_is_computed_on_nodes(name, aggr, pair):
     torch.manual_seed(0)
     reference = Own(*SERVED[name], aggr).double()
-    for pair in (False, True):  # one kind of nodes, or two
-        layer = swap(reference).model
-        for _ in range(2):
-            assert_same(results(layer, *inputs(pair=pair)), results(reference, *inputs(pair=pair)))
-        if (name, aggr) != ("features of edges", "max"):  # rounding decides which of two equal edges is the largest
-            assert layer._fast.mechanism("cpu") == LINEAR, layer._fast.why
+    layer = swap(reference).model
+    for _ in range(2):
+        assert_same(results(layer, *inputs(pair=pair)), results(reference, *inputs(pair=pair)))
+    if (name, aggr) != ("features of edges", "max"):  # rounding decides which of two equal edges is the largest
+        assert layer._fast.mechanism("cpu") == LINEAR, layer._fast.why
 
 
 @pytest.mark.parametrize("name", NOT_SERVED)
@@ -79,3 +81,12 @@ def test_other_messages_stay_as_they_are(name):
         given = inputs()[1]
         torch.testing.assert_close(layer(*given), reference(*given), **CLOSE)
     assert layer._fast.mechanism("cpu") == NONE
+
+
+def test_in_float32_it_is_equal_within_rounding():
+    torch.manual_seed(0)
+    reference = Own(*SERVED["features of edges"], "mean")
+    layer = swap(reference).model
+    given = inputs(torch.float32)
+    assert_same(results(layer, *given), results(reference, *given), rtol=1e-4, atol=1e-5)
+    assert layer._fast.mechanism("cpu") == LINEAR

@@ -1,4 +1,5 @@
 import gc
+import threading
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ def test_zeros_are_left_out_of_an_input_that_comes_a_second_time(dtype):
 def test_derivatives_of_any_order_are_right():
     x, weight = bag_of_words(8, 5, 0.4), torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     inputs = known(x, ANY_SIZE)
+    assert torch.autograd.gradcheck(lambda w: sparse_linear(x, w, inputs.get(x)), weight)
     assert torch.autograd.gradgradcheck(lambda w: sparse_linear(x, w, inputs.get(x)).sin(), weight)
     jacobian = torch.func.jacrev(lambda w: sparse_linear(x, w, inputs.get(x)).sin())(weight)
     torch.testing.assert_close(jacobian, torch.func.jacrev(lambda w: F.linear(x, w).sin())(weight))
@@ -55,11 +57,22 @@ def test_an_input_is_examined_again_when_it_is_written_to_and_forgotten_when_it_
     assert len(inputs) == 0
 
 
-def test_inputs_that_gain_nothing_are_multiplied_as_they_are():
-    for x in (bag_of_words(share=0.5), bag_of_words(dtype=torch.float16), bag_of_words(20), bag_of_words(400, 60),
-              bag_of_words().requires_grad_(), bag_of_words().to_sparse(), bag_of_words()[0]):  # fmt: skip
-        inputs = SparseInputs()
-        assert [inputs.get(x) for _ in range(3)] == [None] * 3
+@pytest.mark.parametrize(
+    "x",
+    [
+        bag_of_words(share=0.5),
+        bag_of_words(dtype=torch.float16),
+        bag_of_words(20),
+        bag_of_words(400, 60),
+        bag_of_words().requires_grad_(),
+        bag_of_words().to_sparse(),
+        bag_of_words()[0],
+    ],
+    ids=["many nonzeros", "half precision", "few numbers", "few columns", "wants a gradient", "sparse", "a vector"],
+)
+def test_inputs_that_gain_nothing_are_multiplied_as_they_are(x):
+    inputs = SparseInputs()
+    assert [inputs.get(x) for _ in range(3)] == [None] * 3
 
 
 def test_an_input_is_multiplied_as_it_is_under_autocast_and_in_inference_mode():
@@ -73,7 +86,7 @@ def test_an_input_is_multiplied_as_it_is_under_autocast_and_in_inference_mode():
         torch.testing.assert_close(sparse_linear(x, weight, inputs.get(x)), F.linear(x, weight), **CLOSE)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["weight", "x", "gradient", "a word that nobody has"])
 def test_nan_and_infinity_reach_what_they_reach_in_the_plain_product(value, where):
     x, weight, grad = bag_of_words(), torch.randn(7, 120, dtype=torch.float64), torch.randn(200, 7, dtype=torch.float64)
@@ -114,3 +127,21 @@ def test_small_inputs_of_any_kind_are_known_without_limits():
     for x in (torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(0, 2), torch.zeros(3, 1)):
         weight = torch.randn(4, x.shape[1])
         torch.testing.assert_close(sparse_linear(x, weight, known(x, ANY_SIZE).get(x)), F.linear(x, weight))
+
+
+def test_threads_share_the_inputs():
+    inputs, xs = SparseInputs(), [bag_of_words(seed=seed) for seed in range(4)]
+    weight, wrong = torch.randn(7, 120, dtype=torch.float64), []
+
+    def work():
+        for _ in range(20):
+            for x in xs:
+                if not torch.allclose(sparse_linear(x, weight, inputs.get(x)), F.linear(x, weight)):
+                    wrong.append(x)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

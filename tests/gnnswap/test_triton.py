@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import triton
 from kernels import CASES, GRAPHS, ONE_PASS, case, close, drawn, ladder, with_gradients
 
-from gnnswap import backends, fused
+from gnnswap import attention, backends, fused
 from gnnswap import triton_passes as passes
 from gnnswap.aggregation import weighted_sum
 from gnnswap.neighbours import Neighbours
@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 ON_GPU = [name for name in CASES if "all pairs" not in name and "additive" not in name] + list(ONE_PASS)
+ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}  # of the largest entry
 GRAPH = drawn(7, 24, seed=2).to(DEVICE)  # of 7 targets and 8 sources; without edges are 4, 5, 6, and source 7
 
 
@@ -56,38 +57,37 @@ def on_gpu(name, **options):
 def test_outputs_and_gradients_are_those_of_gathered_rows(name, cut):
     kernel, plain, inputs = on_gpu(name, width=5, heads=3, strided=True)
     close(with_gradients(kernel, inputs), with_gradients(plain, inputs), 1e-11, 1e-11)
-    if name in ONE_PASS:  # a gradient of the first input alone
-        fixed = [one.detach() for one in inputs[1:]]
-        both = (with_gradients(lambda one, way=way: way(one, *fixed), inputs[:1]) for way in (kernel, plain))
+    for wanted in range(len(inputs)):
+        fixed = [one if at == wanted else one.detach() for at, one in enumerate(inputs)]
+        both = (with_gradients(lambda *_, way=way: way(*fixed), [inputs[wanted]]) for way in (kernel, plain))  # noqa: B023
         close(*both, 1e-11, 1e-11)
 
 
-# of large scores rounding makes others; of two rows rounding makes another the largest
-@pytest.mark.parametrize(
-    "name", [name for name in ON_GPU if name != "softmax of large scores" and "moments" not in name]
-)
-def test_in_bfloat16_they_are_equal_within_rounding(name):
-    kernel, plain, inputs = on_gpu(name)
-    inputs = [one.detach().bfloat16().requires_grad_() for one in inputs]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name in ON_GPU if name != "softmax of large scores"])  # they are rounded
+def test_in_other_types_they_are_equal_within_rounding(name, dtype):
+    kernel, plain, inputs = on_gpu(name, width=5, heads=3)
+    inputs = [one.detach().to(dtype).requires_grad_() for one in inputs]
     exact = [one.detach().double().requires_grad_() for one in inputs]
-    for ours, theirs in zip(with_gradients(kernel, inputs), with_gradients(plain, exact), strict=True):
-        assert ours.dtype is torch.bfloat16
-        assert (ours - theirs).abs().max() <= 5e-2 * theirs.abs().max().clamp(min=1)
+    got, expected = with_gradients(kernel, inputs), with_gradients(plain, exact)
+    rounded = "moments" in name and dtype is not torch.float32  # sums of two rows: others may be the largest
+    for ours, theirs in list(zip(got, expected, strict=True))[: 1 if rounded else None]:
+        assert ours.dtype is dtype
+        assert (ours - theirs).abs().max() <= ALLOWED[dtype] * theirs.abs().max().clamp(min=1)
 
 
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 @pytest.mark.parametrize("name", ON_GPU)
-def test_nan_comes_out_where_it_does_of_gathered_rows_and_without_edges_zeros(name):
+def test_nan_and_infinity_come_out_where_they_do_of_gathered_rows(name, value):
     kernel, plain, inputs = on_gpu(name)
     for one in inputs[:2]:
         with torch.no_grad():
-            one.view(-1)[0] = torch.nan
+            one.view(-1)[0] = value
     with torch.no_grad():
         close([kernel(*inputs)], [plain(*inputs)])
-    kernel, plain, inputs = case(name, GRAPHS["no edges"].to(DEVICE))
-    close(with_gradients(kernel, inputs), with_gradients(plain, inputs))
 
 
-@pytest.mark.parametrize("name", ["moments of edges", "moments of relu"])
+@pytest.mark.parametrize("name", [name for name in ON_GPU if "moments" in name or name in ("largest", "sum of relu")])
 def test_ties_share_their_gradient(name, cut):
     kernel, plain, inputs = on_gpu(name, width=10, change=lambda one: one.round().clamp(-1, 1))
     close(with_gradients(kernel, inputs), with_gradients(plain, inputs))
@@ -103,13 +103,13 @@ def test_exponentials_take_large_numbers(name):
 
 
 @pytest.mark.parametrize("name", ["GAT", "GATv2", "Transformer"])
-@pytest.mark.parametrize(("heads", "width"), [(2, 128), (1, 1)])
+@pytest.mark.parametrize(("heads", "width"), [(8, 8), (4, 128), (1, 256), (1, 1)])
 def test_attention_of_heads_of_any_width(name, heads, width):
     kernel, plain, inputs = on_gpu(name, heads=heads, width=width, change=lambda one: one / width**0.5)
     close(with_gradients(kernel, inputs), with_gradients(plain, inputs))
 
 
-@pytest.mark.parametrize("width", [1, 128, 500])
+@pytest.mark.parametrize("width", [1, 7, 100, 128, 500])
 def test_sums_of_rows_of_any_width(width):
     kernel, plain, inputs = on_gpu("weighted sum", width=width)
     close(with_gradients(kernel, inputs), with_gradients(plain, inputs))
@@ -119,6 +119,20 @@ def test_sums_of_rows_of_any_width(width):
 def test_second_derivatives_go_through_the_plain_kernel(name):
     kernel, plain, inputs = case(name, GRAPHS["edges that repeat"].to(DEVICE))
     close(ladder(kernel, inputs, 2), ladder(plain, inputs, 2))
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_graph_without_edges_gives_zeros(name):
+    kernel, plain, inputs = case(name, GRAPHS["no edges"].to(DEVICE))
+    close(with_gradients(kernel, inputs), with_gradients(plain, inputs))
+
+
+def test_which_heads_fit():
+    assert passes.takes_heads(8, 512, False) and not passes.takes_heads(1, 513, False)
+    assert passes.takes_heads(8, 512, True) and not passes.takes_heads(16, 300, True)
+    query, values = torch.randn(7, 1, 513, device=DEVICE), torch.randn(8, 1, 513, device=DEVICE)
+    graph = Neighbours.prepare(GRAPH, 7, num_sources=8)
+    assert attention.fused_attention("transformer", query, values, values, graph) is None
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
@@ -160,30 +174,34 @@ def test_a_graph_of_long_indices_and_inputs_off_16_bytes():
             close([weighted_sum(rows, one)], [expected], 1e-5, 1e-5)
 
 
-def test_hubs_of_several_pieces():
+def test_hubs_of_5000_edges():
     draw = torch.Generator().manual_seed(0)
-    ends = torch.stack([torch.randint(3, (600,), generator=draw), torch.zeros(600, dtype=torch.int64)]).to(DEVICE)
-    assert passes.pieces(Neighbours.prepare(ends, 2, num_sources=3)).slots == 3
-    for name in ("weighted sum", "GAT, values shared"):
+    ends = torch.stack([torch.randint(3, (5000,), generator=draw), torch.zeros(5000, dtype=torch.int64)]).to(DEVICE)
+    assert passes.pieces(Neighbours.prepare(ends, 2, num_sources=3)).slots == 20
+    for name in ("weighted sum", "softmax", "GAT, values shared"):
         kernel, plain, inputs = case(name, ends, 2, 3)
         with torch.no_grad():
             close([kernel(*inputs)], [plain(*inputs)])
 
 
-def test_extremes_of_half_precision_are_found_again():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_extremes_of_half_precision_are_found_again(dtype):
     """Messages are rounded as torch rounds them, so that the one that is stored equals an extreme."""
     graph = Neighbours.prepare(GRAPH, 7, num_sources=8)
-    y, e = (torch.randn(count, 40, device=DEVICE).half().requires_grad_() for count in (8, 24))
+    y, e = (torch.randn(count, 40, device=DEVICE).to(dtype).requires_grad_() for count in (8, 24))
     (largest,) = fused.multi_aggregate(y, graph, ("max",), e, relu=True, as_given=True)
     largest.backward(torch.ones_like(largest))
     v = (y[GRAPH[0]] + e).relu().detach()
     at = GRAPH[1][:, None].expand_as(v)
     expected = largest.detach().new_zeros(7, 40).scatter_reduce(0, at, v, "amax", include_self=False)
-    assert torch.equal(largest, expected)
-    assert torch.equal(e.grad != 0, (v == expected[GRAPH[1]]) & (v > 0))
+    close([largest.detach()], [expected], ALLOWED[dtype], ALLOWED[dtype])
+    if dtype is torch.float16 or DEVICE.type == "cuda":  # the interpreter cuts bfloat16 off
+        assert torch.equal(largest, expected)
+        where = (v == expected[GRAPH[1]]) & (v > 0)
+        assert torch.equal(e.grad != 0, where)
 
 
-@pytest.mark.parametrize("name", ["GAT", "Transformer"])
+@pytest.mark.parametrize("name", ["GAT", "GATv2 with edges", "Transformer"])
 def test_two_runs_are_equal_bit_by_bit(name, cut):
     """Also with hubs, and where the second run finds its kernels compiled."""
     kernel, _, inputs = on_gpu(name)

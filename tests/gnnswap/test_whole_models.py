@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import Sequential
+from torch_geometric.nn import Sequential, models
 from torch_geometric.nn.conv import MessagePassing
 
 from examples.public_models import MODELS, inputs
@@ -17,6 +17,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 
 # layers that stay as PyG computes them; of a model that is not named here, none does
 AS_PYG_COMPUTES = {"super_gat": 2}
+NEWER = {"polynormer": "Polynormer", "sgformer": "SGFormer"}  # models that older releases of PyG lack
 
 
 def double(value):
@@ -70,6 +71,10 @@ def own_forward(monkeypatch):
 @pytest.mark.usefixtures("floats_of", "own_forward")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_what_it_gave_and_its_layers_are_fast(name):
+    if name in NEWER and not hasattr(models, NEWER[name]):
+        pytest.skip(f"this release of PyG has no {NEWER[name]}")
+    if name == "hetero_sage" and not hasattr(torch.fx._symbolic_trace, "Union"):
+        pytest.importorskip("torch_geometric", "2.7.0", reason="to_hetero of older releases fails with this torch")
     torch.manual_seed(0)
     reference, given = MODELS[name][0]().double(), inputs(name, SCALE)
     results(reference.train(), given)  # swapped after training, as users do

@@ -48,8 +48,7 @@ def copies(name, training=True):
 
 
 def tensors(value):
-    """All tensors in tuples, lists and dictionaries; None stays."""
-    if value is None or isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
@@ -58,7 +57,7 @@ def tensors(value):
 
 def gradients(model, out, *inputs):
     """Of the parameters and inputs, None where nothing flows back."""
-    ends = [t for t in tensors(out) if t is not None and t.requires_grad]
+    ends = [t for t in tensors(out) if t.requires_grad]
     along = [torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view_as(t) for t in ends]
     wanted = [p for p in model.parameters() if p.requires_grad] + [t for t in inputs if t.requires_grad]
     return torch.autograd.grad(ends, wanted, along, allow_unused=True) if wanted else ()
@@ -66,13 +65,24 @@ def gradients(model, out, *inputs):
 
 def assert_same(got, expected, tolerance=1e-9):
     """All tensors of both, None and NaN at the same places; `tolerance` is of the largest value of all tensors."""
-    got, expected = ([t if t is None else t.detach() for t in tensors(one)] for one in (got, expected))
+    expected, got = list(_flat(expected)), list(_flat(got))
+    assert len(got) == len(expected)
     finite = [t[t.isfinite()].abs().max().item() for t in expected if t is not None and t.isfinite().any()]
     largest = max(finite, default=0.0)
     for have, want in zip(got, expected, strict=True):
         assert (have is None) == (want is None)
         if want is not None:
             torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+def _flat(value):
+    if value is None or isinstance(value, torch.Tensor):
+        yield value if value is None else value.detach()
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _flat(one)
 
 
 def assert_same_use(original, fast, use, tolerance=1e-9, may_raise=False):
@@ -132,7 +142,7 @@ LAYERS = {
     "Cheb": lambda: pyg.ChebConv(IN, OUT, 2),
     "own": lambda: Weighted(),
 }
-ALL = LAYERS | {
+MORE = {
     "SAGE max": lambda: pyg.SAGEConv(IN, OUT, aggr="max"),
     "PNA": lambda: pyg.PNAConv(IN, OUT, ["mean", "max", "std"], ["identity", "amplification"], torch.tensor([1, 2, 3])),
     "ResGated": lambda: pyg.ResGatedGraphConv(IN, OUT),
@@ -146,6 +156,7 @@ ALL = LAYERS | {
     "attention": lambda: Attention(),
     "both ends": lambda: BothEnds(),
 }
+ALL = LAYERS | MORE
 FEW = ["GCN", "SAGE", "GAT", "Edge"]  # one of each mechanism, also the names of KINDS
 
 
@@ -208,6 +219,7 @@ KINDS = {
     "SAGE": pyg.SAGEConv,
     "GAT": pyg.GATConv,
     "GATv2": pyg.GATv2Conv,
+    "GIN": lambda i, o: pyg.GINConv(nn.Linear(i, o)),
     "Edge": lambda i, o: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * i, o), nn.ReLU())),
     "TAG": pyg.TAGConv,
     "Transformer": pyg.TransformerConv,

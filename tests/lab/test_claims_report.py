@@ -5,6 +5,7 @@ import json
 
 import pytest
 import run_folders
+from refusals import refused
 from rich.console import Console
 from table_rows import TORCH, counted, raced
 
@@ -188,3 +189,9 @@ def test_a_digit_that_was_changed_is_named_with_the_verdict_that_rests_on_it(sto
     write_json(stored / file, content)
     follows, lines = claims_report.recompute(stored)
     assert not follows and any(each.startswith(line) for each in lines)
+
+
+def test_a_report_that_is_missing_is_one_line(stored):
+    (stored / claims_report.RECORD).unlink()
+    with refused("claims.json.*gnnlab report writes it"):
+        claims_report.recompute(stored)

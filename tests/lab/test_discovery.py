@@ -86,11 +86,20 @@ def test_an_override_goes_before_a_file_and_a_file_before_the_default(repository
     assert values()[FIRST]["width"] == 8
 
 
-def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(repository):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("01_profile_botlenecks.yaml", f"did you mean {FIRST}.yaml?"),
+        (f"{SECOND}.yml", f"{SECOND}.yaml"),
+        ("x.yaml", ""),
+    ],
+)
+def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(repository, name, hint):
     (repository / f"params/quick/{SECOND}.yaml").write_text("widht: 5")
     assert f"{SECOND}.yaml: unknown parameter 'widht' (did you mean width?)" in refused(values)
-    (repository / f"params/quick/{SECOND}.yml").write_text("")
-    assert f"{SECOND}.yml belongs to no notebook (did you mean {SECOND}.yaml?)" in refused(values)
+    (repository / "params/quick" / name).write_text("")
+    message = refused(values)
+    assert f"{name} belongs to no notebook" in message and hint in message
 
 
 def test_results_go_to_the_folder_of_the_set_or_where_parameters_say(repository, monkeypatch):
@@ -148,8 +157,10 @@ def test_a_declaration_gives_name_type_default_meaning_and_limits(tmp_path):
     ("line", "part"),
     [
         ("x: int = open('executed', 'w')  # m", "does not read"),  # it is read, and not executed
+        ("x: int = 5", "does not read"),
         ("x: str = 'a#b'  # m", "does not read"),
         ("x: int = 5  # m; 6..9", "x: got 5; allowed is a whole number, 6..9"),
+        ("x: str = 'a'  # m; b|c", "x: got 'a'; allowed is a text, b|c"),
         ("x: list[int] = 5  # m", "x: got 5; allowed is a list as [a, b], of a whole number each"),
     ],
 )
@@ -173,10 +184,13 @@ def test_a_file_of_another_kind_or_without_its_one_parameters_cell_is_refused(tm
         ("rate", "1e-3", 0.001),
         ("hidden", 64.0, 64),
         ("hidden", "1e3", 1000),
+        ("hidden", "1_000", 1000),
+        ("compiled", True, True),
         ("compiled", "true", True),
         ("nodes", (1, "2"), [1, 2]),
         ("nodes", "[1, 2]", [1, 2]),  # from a command line
         ("graph", "'a: b'", "'a: b'"),
+        ("nodes", [2**60 + 1], [2**60 + 1]),
         ("rates", [], []),
     ],
 )
@@ -189,12 +203,15 @@ def test_values_are_understood_by_their_type(name, given, understood):
     ("name", "given", "part"),
     [
         ("hidden", "abc", "hidden: got 'abc'; allowed is a whole number, 8..1024"),
+        ("hidden", 4, "got 4; allowed is"),
         ("hidden", True, "got True; allowed is a whole number"),
         ("rate", math.nan, "got nan; allowed is a number, 0..1"),
         ("compiled", "yes", "got 'yes'; allowed is true or false"),
         ("local", "gcnn", "got 'gcnn'; allowed is a text, gin|gat|gcn"),
+        ("graph", 5, "got 5; allowed is a text"),
         ("nodes", [], "got []; allowed is a list"),
         ("nodes", "[1,", "got '[1,'; allowed is a list"),
+        ("nodes", [1, 0], "got 0; allowed is a whole number, 1.."),
         ("hiden", 1, "unknown parameter 'hiden' (did you mean hidden?)"),
         (5, 1, "unknown parameter 5; known are graph, local"),
     ],
@@ -229,6 +246,8 @@ def test_any_value_is_understood_or_refused_and_never_passed_on(name, value):
     [
         (b"- 1", "no `name: value` lines"),
         (b"hidden: [1", 'not YAML in UTF-8 (while parsing a flow sequence in "<unicode string>", line 1'),
+        (b"\xff\x00", "not YAML in UTF-8"),
+        (b"hidden: 9\x00", "not YAML in UTF-8"),
         (b"hidden: 9\nhidden: 10", "a name stands twice; it has hidden, hidden"),
         (b"hidden: 4", "hidden: got '4'"),
         (b"hiden: 9", "did you mean hidden?"),
@@ -247,6 +266,7 @@ def test_a_bad_parameter_file_is_named(tmp_path, content, part):
         ("\ufeffhidden: 128\r\nrates: [1e-3, 0.5]\r\n", {"hidden": 128, "rates": [0.001, 0.5]}),
         ("graph: '1'\ncompiled: true\nhidden: 010", {"graph": "1", "compiled": True, "hidden": 10}),
         ("graph: 1:30\noutput_dir: yes", {"graph": "1:30", "output_dir": "yes"}),
+        ("graph: random:nodes=10\noutput_dir: C:\\x", {"graph": "random:nodes=10", "output_dir": "C:\\x"}),
     ],
 )
 def test_the_declared_type_says_what_a_value_in_a_file_is(tmp_path, text, expected):

@@ -13,7 +13,7 @@ from small_site import ENVIRONMENT, HOSTILE, judged, result
 from table_rows import TORCH
 
 from gnnlab.errors import GnnlabError
-from gnnlab.lab import claims, notebook_html, report, results
+from gnnlab.lab import claims, discovery, notebook_html, report, results
 from gnnlab.lab import table as tables
 from gnnlab.measure.estimates import CONTROL
 
@@ -300,3 +300,23 @@ def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them
     declared = {name: SimpleNamespace(default=value) for name, value in defaults.items()}
     assert report.own({"models": ["a:b"], "graph": "random:nodes=9", "size": 3}, declared) == []
     assert report.own({"models": ["a:b", "my:own"], "graph": "mine.npz"}, declared) == ["models", "graph"]
+
+
+def test_after_a_run_only_its_own_page_is_written_again(tmp_path):
+    names = ["01_profile_bottlenecks", "02_optimize_gnn"]
+    for name in names:
+        result(name, tmp_path)
+    report.build_site(tmp_path)
+    for name in names:
+        (tmp_path / f"{name}.html").write_text("older")
+    report.build_site(tmp_path, names[0])
+    assert not read(tmp_path, "01_profile_bottlenecks.html").endswith("older")
+    assert read(tmp_path, "02_optimize_gnn.html").endswith("older")
+    assert "02_optimize_gnn.html" in read(tmp_path, "index.html")
+
+
+def test_the_quick_set_names_nothing_of_a_readers_own():
+    paths = sorted(ROOT.glob("params/quick/*.yaml"))
+    declared = [discovery.declared(ROOT / "notebooks" / f"{path.stem}.ipynb") for path in paths]
+    named = [report.own(discovery.read_parameters(path, of), of) for path, of in zip(paths, declared, strict=True)]
+    assert len(named) == 10 and not any(named)

@@ -109,7 +109,7 @@ UNLIKE = {
     "parameters": {"parameters": {"size": 9}},
     "code": {"made_from": "2"},
     "not recorded": {"environment": {}},
-    **{name: environment(**{name: 1.5}) for name in ("commit", "quota", "threads", "versions")},
+    **{name: environment(**{name: 1.5}) for name in ("commit", "usable", "quota", "threads", "model", "versions")},
     "OMP": environment(omp_num_threads="1"),
 }
 
@@ -205,6 +205,17 @@ def test_at_each_write_and_rename_the_run_before_stands_or_the_new_one_and_the_n
         second = work(folder, result_file, "c")
         assert state(folder) == "c" and not list(folder.glob(".run-*")), wanted
         assert {path.name for path in second.iterdir()} == {results.RESULT, results.SAMPLES, results.NOTEBOOK}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_without_locks_a_run_is_put_in_place_and_what_others_fill_stays(tmp_path, result_file, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with results.only_run(tmp_path), results.place(tmp_path) as live:
+        run = work(tmp_path, result_file, "a")
+        assert results.read(run / results.RESULT).status == "passed" and live.exists()
 
 
 def test_the_published_schema_is_that_of_the_code():

@@ -151,6 +151,13 @@ def test_rows_of_a_frame_are_recorded_under_the_names_of_their_fields(lab):
     assert (second.status, second.reason, second.value) == ("unavailable", "no NPU", None)
 
 
+@pytest.mark.parametrize(("device", "name"), [("cpu", "CPU c"), ("cuda", "CUDA g0"), ("cuda:1", "CUDA g1")])
+def test_a_device_by_its_kind_becomes_its_name(lab, device, name):
+    lab.environment["devices"] = [{"kind": k, "name": n} for k, n in (("CPU", "c"), ("CUDA", "g0"), ("CUDA", "g1"))]
+    (row,) = lab.count("a", {"b": 1}, device=device).rows
+    assert (row.device, row.threads) == (name, torch.get_num_threads() if name == "CPU c" else 0)
+
+
 def test_a_session_does_not_begin_with_parameters_that_are_not_allowed(lab):
     with pytest.raises(GnnlabError, match="size"):
         _session("o", size=11)
