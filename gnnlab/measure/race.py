@@ -7,7 +7,7 @@ is timed before a `BaselineOutput` says that two variants compute the same.
 
     >>> x = torch.randn(1000, 64)
     >>> raced = race_variants({"sum": lambda x: x.sum(1), "mean": lambda x: 64 * x.mean(1)}, {"x": x}, budget_s=0.05)
-    >>> [*raced], raced["mean"].ratio.n >= LEAST_ROUNDS
+    >>> [*raced], raced["mean"].ratio.n >= LEAST_SAMPLES
     (['sum', 'A/A', 'mean'], True)
 
 The first variant is the baseline. A variant takes those of the inputs that its arguments name, or all of them in order
@@ -37,13 +37,13 @@ from gnnswap.parity import FP32_SLACK, GRADIENT_FLOOR, RTOL_FLOAT32, Deviation
 
 from . import estimates, timing
 from .conditions import Conditions, under
-from .estimates import CONTROL, Estimate
+from .estimates import CONTROL, LEAST_SAMPLES, Estimate
 from .restore import unchanged
 from .tensors import device_of
 
 INPUT_PERTURBATIONS = 8  # inputs with other last bits, on which the baseline's own error is taken
 ITEMS = 256  # in a sample of a baseline that takes them one by one; with 64, in cold caches, each took 7 % longer
-LEAST_ROUNDS = 12  # so that half of them, where the fastest variant is chosen on the other half, still have an interval
+LEAST_ROUNDS = 2 * LEAST_SAMPLES  # of several variants: the fastest is chosen on half of them, judged on the other
 MODES = ("inference", "training", "plain")
 Inputs = Any  # a mapping by the names of arguments, a tuple of them, or the only one
 Variant = Callable[..., Any]
@@ -106,7 +106,8 @@ def race_variants(
         if one_by_one and len(inputs[one_by_one]) > ITEMS:
             part, turns = ITEMS / len(inputs[one_by_one]), cycle(inputs[one_by_one])
             each[base] = lambda: call_of(variants[base], {**inputs, one_by_one: list(islice(turns, ITEMS))}, mode)()
-        timed = timing.race(each, control=True, budget_s=budget_s, device=where, least=LEAST_ROUNDS)
+        least = LEAST_ROUNDS if len(variants) > 2 else LEAST_SAMPLES
+        timed = timing.race(each, control=True, budget_s=budget_s, device=where, least=least)
     ms = {name: np.asarray(times.samples_ms) / per for name, times in timed.items()}
     ms |= {name: ms[name] / part for name in (base, CONTROL)}
     result, in_turns = {}, (f"timed on {ITEMS} items at a time, which take turns",) * (part < 1)

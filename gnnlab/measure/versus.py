@@ -29,13 +29,13 @@ from gnnlab.errors import GnnlabError, ParityError
 from gnnswap.cost import peak_memory
 
 from . import estimates, timing
-from .estimates import CONTROL, Estimate
-from .race import LEAST_ROUNDS, RTOL_FLOAT32, call_of, race_variants
+from .estimates import CONTROL, LEAST_SAMPLES, Estimate
+from .race import RTOL_FLOAT32, call_of, race_variants
 from .tensors import device_of
 
 LIMIT_S = 600.0  # of one process beside its sampling: compiling is slow
 START_S = 4.0  # what it takes to load torch, PyG and a model
-CALLS = 60  # of a slow variant in a process, at least: compared, warm, and in the fewest rounds, twice in each
+CALLS = 30  # of a slow variant in a process, at least: compared, warm, and in the fewest rounds, twice in each
 TURN_S = 0.1  # of a variant, where the two are in processes of their own
 PEAK_CALLS = 3  # the first one, which may prepare something, and later ones beside what it kept
 TOO_SMALL_MIB = 8.0
@@ -224,7 +224,7 @@ def _in_turns(here: Callable[..., Any], there: Callable[..., Any], sides: dict[s
     """Times in ms of both variants, each in its process, and of the first one again: a turn of both is a round."""
     rounds: list[Sequence[float]] = []
     ends = time.monotonic() + seconds
-    while len(rounds) < LEAST_ROUNDS or time.monotonic() < ends:
+    while len(rounds) < LEAST_SAMPLES or time.monotonic() < ends:
         rounds.append(here("turn", **sides, names=["before", "before"]) + there("turn", **sides, names=["after"]))
     return dict(zip(("before", CONTROL, "after"), map(list, zip(*rounds, strict=True)), strict=True))
 

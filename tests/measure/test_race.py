@@ -10,7 +10,7 @@ from torch import nn
 
 from gnnlab.errors import GnnlabError, ParityError
 from gnnlab.measure.conditions import Conditions, under
-from gnnlab.measure.estimates import CONTROL
+from gnnlab.measure.estimates import CONTROL, LEAST_SAMPLES
 from gnnlab.measure.race import ITEMS, LEAST_ROUNDS, race_variants, require_equal
 
 X = torch.arange(12.0).reshape(4, 3)
@@ -24,8 +24,15 @@ def test_every_variant_that_agrees_is_timed_in_the_same_rounds():
     found = race({"base": lambda x, scale: x * scale, "mine": lambda x: x + x})
     assert list(found) == ["base", CONTROL, "mine"]
     (rounds,) = {len(raced.times_ms) for raced in found.values()}
-    assert rounds >= LEAST_ROUNDS and found["base"].ratio is None and found["mine"].parity_error == 0
+    assert rounds >= LEAST_SAMPLES and found["base"].ratio is None and found["mine"].parity_error == 0
     assert found["mine"].ratio.value == pytest.approx(np.median(found["base"].times_ms / found["mine"].times_ms))
+
+
+def test_of_two_variants_the_fewest_rounds_make_an_interval_and_of_more_half_of_them_do():
+    same = {"base": lambda x: x + x, "mine": lambda x: 2 * x}
+    for variants, least in ((same, LEAST_SAMPLES), ({**same, "other": lambda x: x * 2}, LEAST_ROUNDS)):
+        raced = race_variants(variants, {"x": X}, budget_s=0.0)["mine"]
+        assert len(raced.times_ms) == least and raced.ratio.interval
 
 
 def test_a_baseline_that_takes_items_one_by_one_is_checked_on_all_and_timed_on_some_in_turns():
