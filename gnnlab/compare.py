@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from gnnlab.errors import GnnlabError
@@ -20,7 +21,7 @@ from gnnlab.lab import results
 from gnnlab.lab.results import ResultFile
 from gnnlab.lab.table import Interval, Row
 from gnnlab.measure import estimates
-from gnnlab.measure.estimates import Estimate
+from gnnlab.measure.estimates import CONTROL, Estimate
 
 CAUTION = (
     "The runs were not interleaved: on a shared machine that alone changes times by 5 to 20 %. Intervals hold the "
@@ -47,6 +48,7 @@ class RunComparison:
     differences: list[str]
     changes: list[dict[str, Any]]
     problems: list[str]
+    machine: str = ""  # how much longer B's baselines took, which says how fast the machine was
     caution: str = CAUTION
 
 
@@ -59,7 +61,19 @@ def compare(run_a: Path, run_b: Path) -> RunComparison:
     differences += dict.fromkeys(line for name in both for line in _differences(a[name], b[name]))
     of_a, of_b = (_numbers(runs[name] for name in both) for runs in (a, b))
     changes = [change for key in of_a | of_b if (change := _change(key, of_a.get(key, []), of_b.get(key, [])))]
-    return RunComparison(str(run_a), str(run_b), differences, changes, [*problems_a, *problems_b])
+    return RunComparison(str(run_a), str(run_b), differences, changes, [*problems_a, *problems_b], _machine(changes))
+
+
+def _machine(changes: Sequence[Mapping[str, Any]]) -> str:
+    """What the second timing of each baseline says of the machine; empty where there is none in both runs."""
+    times = [each["change"] for each in changes if each["variant"] == CONTROL and each["of"] == "value"]
+    times = [change for change in times if change]
+    if not times:
+        return ""
+    low, middle, high = np.quantile(times, [0.25, 0.5, 0.75])
+    spread = f"median; half of them {low:.3g} to {high:.3g}"
+    took = f"The baselines of {len(times)} races took {middle:.3g} times as long in B ({spread})"
+    return f"{took}: where their code is the same, that is the machine. Times of B hold it, ratios do not."
 
 
 def _read(folder: Path) -> tuple[Runs, list[str]]:
@@ -140,4 +154,5 @@ def _change(key: Sequence[str], *sides: Sequence[tuple[Row, Estimate | None]]) -
     else:
         same = a.low <= b.high and b.low <= a.high
     better = "higher" if not is_value else row_a.better if row_a.better == row_b.better else "neither"
+    better = "neither" if row.variant == CONTROL else better  # the machine's doing
     return known | {"word": SAME if same else WORDS[better][b.value > a.value]}

@@ -4,6 +4,8 @@
     weighted_sum(x, neighbours, weight)     # out[i] = sum over the edges (j -> i) of weight[edge] * x[j]
     mean(x, neighbours)                     # out[i] = mean over the edges (j -> i) of x[j], 0 where there are none
 
+In shapes N is `num_nodes`, the targets, E the edges, F the features, H the heads. `x` has a row for each source.
+
 PyG gathers a row for each edge, multiplies, and scatters: E x F numbers are written and read three times. Here one
 segment sum (torch's `embedding_bag`) reads each source row as it adds, so only x and the result move. The backward pass
 is the same sum over the transposed graph, and a dot product for each edge where weights want gradients.
@@ -66,11 +68,14 @@ class Kernel(torch.autograd.Function):
 
     @classmethod
     def run(cls, *inputs: Any) -> Any:
+        """The result: of `forward`, with `back` for gradients; of `plain` where a transform of torch is under way."""
         tensors = (one for one in inputs if isinstance(one, Tensor))
         return cls.plain(*inputs) if transformed(*tensors) else cls.apply(*inputs)
 
     @classmethod
     def backward(cls, ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs: by `back`; by `plain_back` where they are differentiated again or within a
+        transform."""
         if torch.is_grad_enabled() or transformed(*grads):
             return cls.plain_back(ctx, *grads)
         return cls.back(ctx, *grads)
@@ -92,12 +97,12 @@ class Kernel(torch.autograd.Function):
 def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None) -> Tensor:
     """out[i] = sum over the edges (j -> i) of weight[edge] * x[j].
 
-    `x` (num_sources, F), floating; `weight` (E,) in the order of `edge_index`, ones where it is None; the result is
+    `x` (num_sources, F), floating; `weight` (E,), of its type, in the order of `edge_index`, None: ones; the result is
     (num_nodes, F), in the type of `x`. Both may want gradients. In bf16 and fp16 sums are kept in float32. Weights that
     want none are sorted once and kept with the graph (`Neighbours.sorted_weight`).
 
     Raises:
-        SwapError: `x` or `weight` do not belong to the prepared graph.
+        SwapError: `x` or `weight` has another shape or type than these, or is on another device than the graph.
     """
     neighbours.require("x", x, (neighbours.num_sources, -1))
     if weight is not None:
@@ -109,7 +114,7 @@ def weighted_sum(x: Tensor, neighbours: Neighbours, weight: Tensor | None = None
 
 
 def mean(x: Tensor, neighbours: Neighbours) -> Tensor:
-    """out[i] = mean over the edges (j -> i) of x[j], 0 where there are none; shapes as in `weighted_sum`."""
+    """out[i] = mean over the edges (j -> i) of x[j], 0 where there are none; shapes and errors as in `weighted_sum`."""
     neighbours.require("x", x, (neighbours.num_sources, -1))
     return weighted_sum_sorted(x, neighbours, neighbours.cast("mean_weight", x.dtype))
 
@@ -174,7 +179,7 @@ def edge_products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
 
 
 def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = None) -> Tensor:
-    """Sums over the edges of each target of `values` (E,) or (E, H), (N,) or (N, H).
+    """The sum of `values` (E,) or (E, H) over the edges of each target, (N,) or (N, H); 0 without edges.
 
     The values are in the order of `neighbours.col`; or in any, and `order` (E,) has their positions.
     """
@@ -200,7 +205,10 @@ def segment_sum(values: Tensor, neighbours: Neighbours, order: Tensor | None = N
 
 
 def segment_max(values: Tensor, neighbours: Neighbours) -> Tensor:
-    """The largest of `values` (E,) or (E, H), in the order of `neighbours.col`, of each target; -inf without edges."""
+    """The largest of `values` (E,) or (E, H) over the edges of each target, (N,) or (N, H); -inf without edges.
+
+    The values are in the order of `neighbours.col`.
+    """
     if values.numel() == 0:
         return values.new_full((neighbours.num_nodes, *values.shape[1:]), -torch.inf)
     return torch.segment_reduce(values.contiguous(), "max", offsets=neighbours.offsets, unsafe=True)
@@ -233,7 +241,10 @@ def has_csr(neighbours: Neighbours) -> bool:
 
 
 def csr(neighbours: Neighbours, values: Tensor, index: torch.dtype) -> Tensor:
-    """The graph as torch's sparse matrix (N, num_sources), `values` (E,) in the order of `neighbours.col`."""
+    """The graph as torch's sparse matrix (N, num_sources) with indices of the type `index`, int32 or int64.
+
+    `values` (E,) are in the order of `neighbours.col`.
+    """
     _warn_of_csr()
     places = neighbours.rowptr.to(index), neighbours.col.to(index)
     size = (neighbours.num_nodes, neighbours.num_sources)

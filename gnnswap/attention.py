@@ -5,6 +5,10 @@
     scores = head_products(query, key, neighbours)                     # Transformer: query[i] . key[j]
     out = attend(scores, values, neighbours)                           # sum of softmax(scores) * values[j]
 
+The layers are GATConv (Velickovic et al. 2018), GATv2Conv (Brody et al. 2022) and TransformerConv (Shi et al. 2021),
+whose scores are these times C^-0.5. An edge e goes from a source j to a target i. In shapes N is `num_nodes`, the
+targets, E the edges, H the heads, C the channels of a head.
+
 Scores are (E, H), one for each edge and head, in the order of `neighbours.col`. Shapes are not checked: the tensors
 come from a layer that was tested. No forward pass writes E x H x C numbers: they are made in pieces that fit into the
 cache. Only derivatives of derivatives write them.
@@ -40,7 +44,9 @@ NARROW = 32  # channels of heads that one segment sum adds together; wider heads
 
 
 def products(a: Tensor, b: Tensor, neighbours: Neighbours) -> Tensor:
-    """a[target, h] . b[source, h] for each edge and head, (E, H); a (N, H, C), b (num_sources, H or 1, C).
+    """a[target, h] . b[source, h] for each edge and head, (E, H) in the order of `neighbours.col`.
+
+    `a` (N, H, C), `b` (num_sources, H or 1, C), where 1 is shared by the heads.
 
     One sampled product over the graph of all heads: 2.5 to 5 times as fast as one for each piece of the edges.
     """
@@ -95,18 +101,21 @@ def additive_scores(
     `source` (num_sources, H, C), `target` (num_nodes, H, C), `vector` (H, C); `edge` (E, H, C) or None; edges in the
     order of `neighbours.col`. All may want gradients. The backward pass computes each piece again, and has the gradient
     of the sums, E x H x C, in memory once.
+
+    Raises:
+        SwapError: on a CUDA device, where `fused_attention` computes these scores.
     """
     return _AdditiveScores.run(source, target, vector, edge, neighbours, slope)
 
 
 def segment_softmax(scores: Tensor, neighbours: Neighbours) -> Tensor:
-    """exp(score) / sum of exp(score) over the edges of the same target, for each head; shape and order of `scores`.
+    """exp(score) / sum of exp(score) over the edges of the same target, for each head, as PyG's `utils.softmax`.
 
-    `scores` (E,) or (E, H), floating, in the order of `neighbours.col` (`Neighbours.sorted_weight` brings them there).
-    The largest score of each target is subtracted first only where exp could overflow.
+    `scores` (E,) or (E, H), floating, in the order of `neighbours.col` (`Neighbours.sorted_weight` brings them there);
+    so is the result. The largest score of each target is subtracted first only where exp could overflow.
 
     Raises:
-        SwapError: another number of edges, another device.
+        SwapError: another number of edges, another device, or integers.
     """
     neighbours.require("scores", scores, (neighbours.num_edges, *scores.shape[1:]))
     return _softmax(scores, neighbours)
@@ -172,7 +181,9 @@ def fused_attention(
 
     "gat": LeakyReLU(key[j, h] + query[i, h] + edge[e, h]), of query (N, H), key (num_sources, H), edge (E, H).
     "gatv2": vector[h] . LeakyReLU(values[j, h] + query[i, h] + edge[e, h]), of query (N, H, C), no key, vector (H, C),
-    edge (E, H, C). "transformer": scale * query[i, h] . key[j, h], of query (N, H, C), key (num_sources, H, C).
+    edge (E, H, C). "transformer": scale * query[i, h] . key[j, h] + edge[e, h], of query (N, H, C), key (num_sources,
+    H, C), edge (E, H). `slope` is that of LeakyReLU below 0. `edge`, in the order of `neighbours.col`, may be None.
+    `values` and `keep` as in `attend`, but values of "gatv2" are not shared by heads. The result is (N, H, C).
     """
     passes = triton_for(values)
     heads, width = query.shape[1], values.shape[2]
@@ -184,7 +195,8 @@ def fused_attention(
 def end_scores(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     """The scores of each node as a source and as a target, (N, H) each: vectors[end, h] . values[i, h].
 
-    `values` (N, H or 1, C), `vectors` (2, H, C). Heads are multiplied separately, else 0 * NaN would reach others.
+    `values` (N, H or 1, C), `vectors` (2, H, C): `att_src` and `att_dst` of GATConv. Heads are multiplied separately,
+    else 0 * NaN would reach others.
     """
     if values.shape[1] == 1:
         source, target = F.linear(values.squeeze(1), vectors.flatten(0, 1)).chunk(2, dim=1)
@@ -195,18 +207,26 @@ def end_scores(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dense_pairs(values: Tensor, vectors: Tensor, graph: Neighbours, slope: float) -> Tensor:
-    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `pair_scores` of `end_scores`."""
+    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `pair_scores` of `end_scores`.
+
+    `values` (N, H or 1, C), `vectors` (2, H, C); `slope` is that of LeakyReLU below 0.
+    """
     return _DensePairs.run(values, vectors, graph, slope)
 
 
 def dense_products(values: Tensor, query: Tensor, key: Tensor, graph: Neighbours, scale: float) -> Tensor:
-    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `head_products` times `scale`."""
+    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `head_products` times `scale`.
+
+    `values` (N, H or 1, C), `query` and `key` (N, H, D).
+    """
     return _DenseProducts.run(values, query, key, graph, scale)
 
 
 def dense_additive(source: Tensor, target: Tensor, vector: Tensor, graph: Neighbours, slope: float) -> Tensor:
-    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `additive_scores`, with the sources
-    as values."""
+    """Over all pairs of nodes of a small graph, (N, H, C): what `attend` gives for `additive_scores`.
+
+    `source` (N, H, C), which are the values, too; `target` (N, H, C), `vector` (H, C); `slope` is that of LeakyReLU.
+    """
     return _DenseAdditive.run(source, target, vector, graph, slope)
 
 

@@ -3,6 +3,9 @@
 GINE, GEN, ResGated, CG, FiLM, PNA, EdgeConv and NNConv, whose matrix for each edge is a sum over a few channels. A
 linear layer at the start of a message, over (x_i, x_j, e), is two products on nodes and one on edges, added in the
 pass; where the message is nothing else, the part of x_i is added after the aggregation.
+
+Docstrings give each layer as PyG defines it, by the names of its modules, some of which it may lack. AGG is its
+aggregation over the edges e = (j -> i). N are the nodes, E the edges, F the features, T the towers of PNA.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from gnnswap.direct import (
 from gnnswap.fused import Compiled
 from gnnswap.neighbours import Neighbours
 
-PARTS = {  # of `fused.multi_aggregate`, from which an aggregation is computed
+PARTS = {  # of `fused.multi_aggregate`, from which an aggregation is computed; var is mean(v^2) - mean(v)^2
     "sum": ("sum",),
     "mean": ("sum",),
     "min": ("min",),
@@ -48,7 +51,7 @@ PARTS = {  # of `fused.multi_aggregate`, from which an aggregation is computed
 
 
 def compilation() -> list[str]:
-    """What compiling the kernels cost this process, lines of a report; none where nothing was compiled."""
+    """Seconds that this process spent on compiling kernels or loading compiled ones: lines of a report; maybe none."""
     lines = []
     if Compiled.seconds:
         lines.append(f"numba: {Compiled.seconds:.1f} s, {Compiled.fresh} functions compiled, others loaded from disk")
@@ -142,12 +145,15 @@ def _aggregate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Ten
 
 
 def _gine(layer: pyg.GINEConv, x: Tensor, given: Any) -> Tensor:
+    """nn(AGG of relu(x[j] + lin(e)) + (1 + eps) x[i]) (Hu et al. 2020)."""
     weights = _weights(layer.lin) if given.features is not None else []
     out = given.attend(_aggregate, _aggregate_options(layer), [x.unsqueeze(1), *weights]).squeeze(1)
     return layer.nn(out + (1 + layer.eps) * x)
 
 
 def _gen(layer: pyg.GENConv, x: Tensor, given: Any) -> Tensor:
+    """mlp(AGG of (relu(lin_src(x[j]) + lin_edge(e)) + eps) + lin_dst(x[i])) (Li et al. 2020). With features of edges
+    eps is added after AGG."""
     y, options, kind = layer.lin_src(x) if hasattr(layer, "lin_src") else x, _aggregate_options(layer), kind_of(layer)
     t = [_temperature(layer.aggr_module, y)] if kind == "softmax" else []
     if given.features is None:
@@ -180,6 +186,8 @@ def _gate(options: Options, tensors: Sequence[Tensor], edges: Edges) -> Tensor:
 
 
 def _res_gated(layer: pyg.ResGatedGraphConv, x: Tensor, given: Any) -> Tensor:
+    """lin_skip(x[i]) + sum of sigmoid(lin_key(x[i], e) + lin_query(x[j], e)) * lin_value(x[j], e) (Bresson and Laurent
+    2017)."""
     key, query, value = layer.lin_key, layer.lin_query, layer.lin_value
     width, inputs = layer.out_channels, x.shape[1]
     weight = torch.cat([query.weight[:, :inputs], value.weight[:, :inputs]])
@@ -200,6 +208,7 @@ def _kept(x: Tensor) -> Tensor:
 
 
 def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
+    """x[i] + bn(sum of sigmoid(lin_f(z)) * softplus(lin_s(z))), where z = (x[i], x[j], e) (Xie and Grossman 2018)."""
     x = _kept(x)
     width = x.shape[1]
     weight, bias = torch.cat([layer.lin_f.weight, layer.lin_s.weight]), None
@@ -214,6 +223,8 @@ def _cg(layer: pyg.CGConv, x: Tensor, given: Any) -> Tensor:
 
 
 def _film(layer: pyg.FiLMConv, x: Tensor, given: Any) -> Tensor:
+    """relu(gamma * lin_skip(x[i]) + beta) + AGG of relu(gamma * lins[0](x[j]) + beta), where (beta, gamma) is
+    film_skip(x[i]) in the first term and films[0](x[i]) in the second (Brockschmidt 2020)."""
     beta, gamma = layer.film_skip(x).split(layer.out_channels, dim=-1)
     own = (gamma * layer.lin_skip(x) + beta).relu()
     out = given.attend(_film_attend, (), [layer.lins[0](x).unsqueeze(1), layer.films[0](x)]).squeeze(1)
@@ -225,6 +236,7 @@ def _film_attend(options: Options, tensors: Sequence[Tensor], edges: Edges) -> T
 
 
 def _pna(layer: pyg.PNAConv, x: Tensor, given: Any) -> Tensor:
+    """lin of all towers, each post_nn(x[i], scales * AGGs of pre_nn(x[i], x[j], e)) (Corso et al. 2020)."""
     x = _kept(x)
     towers, width = layer.towers, layer.F_in
     weight = torch.stack([one[0].weight for one in layer.pre_nns])  # (T, F, 2 F or 3 F)
@@ -286,8 +298,8 @@ def _pna_opens(layer: pyg.PNAConv) -> list[nn.Module]:
 
 
 def _edge_conv(layer: pyg.EdgeConv, x: Tensor, given: Any) -> Tensor:
-    """The first layer of `nn`, over (x_i, x_j - x_i), on nodes; the others on edges sorted by target. PyG's code within
-    a trace, where rows of edges have no operator."""
+    """AGG of nn(x[i], x[j] - x[i]) (Wang et al. 2019). The first layer of `nn` runs on nodes, the others on edges
+    sorted by target. PyG's code within a trace, where rows of edges have no operator."""
     x = _kept(x)
     if not isinstance(given, Edges):
         return pyg.EdgeConv.forward(layer, x, given.edge_index)
@@ -310,8 +322,11 @@ def _edge_conv_opens(layer: pyg.EdgeConv) -> list[nn.Module]:
 
 
 def _nn_conv(layer: pyg.NNConv, x: Tensor, given: Any) -> Tensor:
-    """The last layer of `nn` makes a matrix W[e] = sum_k h[e, k] W[k] for each edge, so the sum of x[j] W[e] over edges
-    is sum_k (sum of h[e, k] x[j]) W[k]. Its bias is one more W[k], with h = 1."""
+    """lin(x[i]) + AGG of x[j] W[e] + bias, W[e] = nn(e) as a matrix (Gilmer et al. 2017).
+
+    The last layer of `nn` makes a matrix W[e] = sum_k h[e, k] W[k] for each edge, so the sum of x[j] W[e] over edges
+    is sum_k (sum of h[e, k] x[j]) W[k]. Its bias is one more W[k], with h = 1.
+    """
     *others, last = _modules_of(layer.nn)
     channels, weight = given.features, last.weight
     for module in others:

@@ -86,8 +86,12 @@ class _derived:
 class Neighbours:
     """The edges of one graph in compressed rows (CSR), one row a target. Immutable; made by `Neighbours.prepare`.
 
-    `rowptr` (N + 1): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E): their sources; `row` (E):
-    their targets; `permutation` (E): where the edge stands in `edges`. int32 where all numbers fit, else int64.
+    `rowptr` (N + 1,): the edges of target i are rowptr[i] .. rowptr[i + 1] - 1; `col` (E,): their sources; `row` (E,):
+    their targets; `permutation` (E,): where the edge stands in `edges`. int32 where all numbers fit, else int64. N is
+    `num_nodes`, the targets; E is `num_edges`; `num_sources` differs from N where the graph is bipartite.
+
+    Rows are targets, as in `adj_t` of PyG. What `EdgeIndex` sorted by column calls row (sources), col (targets) and
+    colptr are `col`, `row` and `rowptr` here.
     """
 
     def __init__(
@@ -107,10 +111,11 @@ class Neighbours:
     def prepare(cls, edge_index: Tensor, num_nodes: int, *, num_sources: int | None = None) -> Neighbours:
         """The neighbours of `edge_index` (2, E), int64 or int32, sources in row 0; sorted by target when first used.
 
-        `num_nodes` targets; `num_sources` sources, by default as many as targets.
+        `num_nodes` targets; `num_sources` sources, by default as many as targets. The edges are copied.
 
         Raises:
-            SwapError: `edge_index` has another shape or type, or names a node outside 0 .. num_nodes - 1.
+            SwapError: `edge_index` has another shape or type, or names a source outside 0 .. num_sources - 1, or a
+                target outside 0 .. num_nodes - 1; `num_nodes` is negative.
         """
         _check_kind(edge_index, num_nodes)
         sources = num_nodes if num_sources is None else num_sources
@@ -132,6 +137,7 @@ class Neighbours:
 
     @_derived
     def permutation(self) -> Tensor:
+        """Where each sorted edge stands in `edges`, (E,)."""
         return self._permutation() if callable(self._permutation) else self._permutation
 
     @_derived
@@ -167,7 +173,7 @@ class Neighbours:
 
     @_derived
     def offsets(self) -> Tensor:
-        """`rowptr` as int64."""
+        """`rowptr` as int64, (N + 1,)."""
         return self.rowptr.long()
 
     @_derived
@@ -283,6 +289,9 @@ class Neighbours:
         """`function(graph, *args)`, computed once and cached with this graph.
 
         The key is the function and its arguments, so `function` is one of a module, or a class, never a lambda.
+
+        Raises:
+            SwapError: it is not cached yet, and a CUDA graph is being captured.
         """
         made = self._made.get((function, *args), _MISSING)
         if made is _MISSING:
@@ -324,13 +333,14 @@ class _Unsorted(Neighbours):
 
     @_derived
     def permutation(self) -> Tensor:
+        """Where each sorted edge stands in `edges`, (E,)."""
         return group(self.edges[1], self.positions, self.num_nodes)[1]
 
     rowptr, col = (_derived(lambda self, part=part: self._sorted[part]) for part in range(2))
 
 
 class Permute(torch.autograd.Function):
-    """values[permutation] of edges; `inverse` is that of `permutation` (E,). Twice differentiable."""
+    """values[permutation] of edges, (E, ...); `inverse` is that of `permutation` (E,). Twice differentiable."""
 
     @staticmethod
     def forward(ctx, values: Tensor, permutation: Tensor, inverse: Tensor) -> Tensor:
@@ -362,6 +372,9 @@ class GraphCache:
         """The neighbours of `edge_index` (2, E) on `num_nodes` nodes; `Neighbours` are returned as they are.
 
         `num_sources`: by default as many as targets.
+
+        Raises:
+            SwapError: as of `Neighbours.prepare`; or the edges are new, and a CUDA graph is being captured.
         """
         if isinstance(edge_index, Neighbours):
             return edge_index

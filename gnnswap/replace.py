@@ -10,7 +10,8 @@
 
 Each layer is compared with a faster implementation, in eval and in training (`equivalence`). It is replaced if outputs
 and all gradients are equal, and if the implementation is faster on your example. Without an example each layer is
-compared at its first call, and nothing is timed.
+compared at its first call, and nothing is timed. docs/swap.md lists the layers, and the calls in which the original's
+code runs.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class TiledAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` that is computed in tiles where no attention weights are wanted.
 
     In inference torch's makes a matrix of nodes by nodes, also for a mask that masks nothing. In training it calls
-    `scaled_dot_product_attention`, which works in tiles and is several times as fast.
+    `scaled_dot_product_attention`, which works in tiles and is several times as fast. Arguments, shapes and results are
+    torch's, up to rounding.
     """
 
     _original = nn.MultiheadAttention
@@ -83,7 +85,7 @@ class TiledAttention(nn.MultiheadAttention):
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of a forward pass in eval on the example: of the original, of the fast model, and of its first call;
+    """Bytes: the peaks of a forward pass in eval on the example, of the original, the fast model and its first call;
     and what its layers keep between calls, after a forward pass and after a training step."""
 
     before: int
@@ -108,9 +110,9 @@ class SwapReport:
 
     Attributes:
         model: a new tree of modules that shares parameters and buffers with yours: an optimizer of one trains both.
-        parity_error: the largest relative difference of the outputs on the example; None without one.
-        time: of a forward pass on the example, yours over the fast one's; None where it was not measured.
-        memory: peaks of that pass; None where they were not measured.
+        parity_error: of the outputs on the example, max |difference| over max |output|; None without one.
+        time: of a forward pass on the example, yours over the fast one's (2: twice as fast); None where not measured.
+        memory: peaks of that pass, in bytes; None where they were not measured.
         device: the example's, by name; "" without one.
         runs: how many times your model and the fast one ran, as copies.
     """
@@ -196,7 +198,7 @@ def swap(
         example: the model's inputs: a tuple is spread, a mapping gives keywords, a PyG `Data` or `HeteroData` gives the
             fields that forward names or is itself the argument, anything else is one argument. If the outputs of both
             models on it differ in eval mode, nothing is replaced.
-        tolerance: of the outputs, relative to the largest.
+        tolerance: of each output tensor, max |difference| over max |output|; float64 decides where it is exceeded.
         measure: replace only layers that are faster on the example; False times nothing.
 
     Returns:
@@ -204,7 +206,7 @@ def swap(
         called on the example first, which gives them one.
 
     Raises:
-        SwapError: this is no model, it cannot be copied, or it does not run on the example.
+        SwapError: this is no model, it cannot be copied, the example lacks what its forward needs, or it does not run.
     """
     if not isinstance(model, nn.Module):
         raise SwapError(f"swap needs a torch.nn.Module, not {type(model).__name__}")

@@ -196,8 +196,7 @@ def _verdict(row: ClaimResult) -> str:
 def blocks(machines: Documents) -> dict[str, str]:
     """What belongs between the marks of each file: in README.md what matters most, elsewhere all of it."""
     raced, claims, pages = _models(machines, WHOLE), compared(machines), f"{FOLDER}/README.md"
-    each = "; ".join(dict.fromkeys(next(iter(sets.values()))["machine"] for sets in machines.values()))
-    front = [*speedups(raced), "", *promises(machines, claims), "", f"{each}. [All machines and rows]({pages})."]
+    front = [*speedups(raced), "", *promises(machines, claims, pages)]
     more = [*over_pyg(raced), *new_graphs(machines), *growth(machines)]
     return {
         "README.md": "\n".join(front).strip(),
@@ -205,7 +204,7 @@ def blocks(machines: Documents) -> dict[str, str]:
     }
 
 
-def promises(machines: Documents, claims: Sequence[Compared]) -> list[str]:
+def promises(machines: Documents, claims: Sequence[Compared], pages: str) -> list[str]:
     """The table of the guides' advice: what was promised, and what it is on each machine."""
     rows = []
     for kind, claim in headlines([claim for claim, *_ in claims]):
@@ -213,7 +212,7 @@ def promises(machines: Documents, claims: Sequence[Compared]) -> list[str]:
         word = word if " on " in word else kind.removesuffix(" here").lower()
         promised = f"{documents()[claim.source]['title']}: {claim.claimed_text}"
         rows.append((claim.statement, promised, *_cells(machines, seen, _gain), word))
-    title = "What the guides promise, and what it brings: times as fast, with the 95 % interval."
+    title = f"What the guides promise, and what it brings: times as fast, with the 95 % interval. [All rows]({pages})."
     return [title, "", *markdown(("advice", "promised", *map(_chip, machines), "result"), rows)]
 
 
@@ -273,7 +272,6 @@ def speedups(raced: pd.DataFrame) -> list[str]:
         f"{raced['threads'][0]} threads).",
         "The alternatives are PyG, PyG with `cached=True`, a sparse CSR adjacency, sparse features, `EdgeIndex` and "
         "`torch.compile`.",
-        "The fastest is picked on half of the timing rounds and compared on the other half.",
         "",
         *_by_model(raced, "over_best"),
     ]

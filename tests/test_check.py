@@ -108,7 +108,7 @@ def test_the_result_may_be_printed_as_json_and_the_cost_comes_first(tmp_path, ch
     (row,) = report["claims"]
     assert row["verdict"] == "reproduced" and row["value"] == pytest.approx(2, rel=0.02)
     assert report["memory"]["before"]["agrees"] and report["memory"]["after"]["process_mib"] > 25
-    assert len(report["processes"]) == 1 and report["before_ms"]["n"] >= 12
+    assert len(report["processes"]) == 1 and report["before_ms"]["n"] >= estimates.LEAST_SAMPLES
     line, cost, *_ = err.splitlines()
     assert line == report["read"] and line.endswith("mine.py: inputs x=[4000000]; before before, after after")
     assert cost.startswith("1 process, 0.2 s of sampling in each: about ") and "process 1 of 1" in err
@@ -159,7 +159,7 @@ def test_the_variants_of_an_example_agree(path):
     mode, tolerance = (check_file.read(path).model_dump()[name] for name in ("mode", "tolerance"))
     sides = {name: asdict(made) for name, made in variants.items()}
     raced = race(**sides, mode=mode, tolerance=tolerance, seconds=0.01)
-    assert raced["error"] <= 1e-5 and len(raced["before"]) == len(raced["after"]) >= 12
+    assert raced["error"] <= 1e-5 and len(raced["before"]) == len(raced["after"]) >= estimates.LEAST_SAMPLES
 
 
 def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypatch):

@@ -38,6 +38,12 @@ def count(value, **changes):
     return time(value, **exact | {"better": "neither"} | changes)
 
 
+def told(comparison):
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(of_comparison(comparison))
+    return console.export_text()
+
+
 @pytest.fixture
 def write(result_file):
     """Writes a run of rows into a folder; of several the last `at` is the newest."""
@@ -85,6 +91,17 @@ def raced(ratio, half, **changes):
 )
 def test_the_word_follows_the_interval_and_the_direction(changes, a, b, words):
     assert [change["word"] for change in changes(a, b)] == words
+
+
+def test_a_baseline_timed_again_tells_how_fast_the_machine_was_and_is_no_gain(tmp_path, write):
+    def side(*times):
+        return [time(ms, 0.01, variant="A/A", keys={"size": n}) for n, ms in enumerate(times)] + [time(5, 0.01)]
+
+    compared = compare.compare(write(tmp_path / "a", *side(10, 20, 30)), write(tmp_path / "b", *side(11, 24, 30)))
+    assert [change["word"] for change in compared.changes] == ["higher", "higher", *["no difference seen"] * 2]
+    assert "3 races took 1.1 times as long in B (median; half of them 1.05 to 1.15)" in compared.machine
+    assert compared.machine in told(compared)
+    assert not compare.compare(write(tmp_path / "c", time(1, 0.1)), write(tmp_path / "d", time(1, 0.1))).machine
 
 
 # ---- several runs, conditions, and what is on one side only
@@ -156,9 +173,7 @@ def test_the_terminal_says_it_all_whatever_names_hold(tmp_path, write):
     b = write(tmp_path / "b", time(8, 0.1), parameters, time(2, 0.1, **odd), params_set="full")
     comparison = compare.compare(a, b)
     json.dumps(asdict(comparison), allow_nan=False)
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(of_comparison(comparison))
-    text = console.export_text()
+    text = told(comparison)
     assert text.count("169,856") == 2 and "parameter set: quick | full" in text
     assert "01 forward: PyG" in text and "better 1, no difference seen 1, worse 1" in text
     assert "[red]x: [/b]" in text and "origin: simulated | measured" in text and "not interleaved" in text

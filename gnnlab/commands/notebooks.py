@@ -208,6 +208,7 @@ def of_comparison(comparison: RunComparison) -> Group:
     head = [f"A: {comparison.run_a}", f"B: {comparison.run_b}", "", "Not the same in A | B:", *unlike, ""]
     counts = Counter(change["word"].partition(":")[0] for change in comparison.changes)
     tail = [", ".join(f"{word} {n}" for word, n in counts.most_common()) or "No row is in both."]
+    tail += [comparison.machine] * bool(comparison.machine)
     tail += [*(f"left out: {problem}" for problem in comparison.problems), comparison.caution]
     rows = table("B over A, with 95 % intervals", CHANGES, map(_change, comparison.changes), right=CHANGES[1:5])
     return Group(Text("\n".join(head)), *[rows] * bool(counts), Text("\n".join(tail)))

@@ -44,7 +44,7 @@ STATUSES = {
 DAMAGED = Badge("unreadable", "!", "bad")
 HEADLINES = 6
 NOISY = 0.03  # median difference of A/A controls from which a report warns
-OWN = ("models", "model", "graphs", "graph", "table")  # parameters that name what is the reader's
+OWN = ("models", "graphs", "table")  # parameters that name what is the reader's
 GENERATED = ("random:", "synthetic:")  # graphs and tables that are drawn
 OWN_STUDY = "your_model"
 # what a reader's GNN gains by `swap` or one call: whole models first, then layers, then a sum

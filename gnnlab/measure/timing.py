@@ -28,13 +28,13 @@ Variant = Callable[[], Any]
 Clock = Callable[[], float]  # seconds
 
 TARGET = 0.02  # half-width of the interval over the median
-FIRST_SAMPLES = 24
-MOST_SAMPLES = 2000
+FIRST_SAMPLES = 24  # before the interval is looked at
+MOST_SAMPLES = 2000  # of a variant
 SHORTEST_SAMPLE_S = 5e-4  # shorter variants are called several times a sample, so that the clock's grain vanishes
 _WARM_SHARE = 0.3  # of the budget
-_WARM_BLOCK = 5
-_DRIFT = 0.05
-_NOISY = 0.10
+_WARM_BLOCK = 5  # samples
+_DRIFT = 0.05  # change of the median from the first third to the last that is noted
+_NOISY = 0.10  # interquartile range over the median that is noted
 
 
 def synchronizer(device: Any = None) -> Callable[[], None]:
@@ -42,6 +42,9 @@ def synchronizer(device: Any = None) -> Callable[[], None]:
 
     A CPU has, when a call returns. But whoever names it, or no device, may be wrong: then the current CUDA device is
     waited for, in a process that uses one.
+
+    Raises:
+        ValueError: torch cannot wait for a device of this kind.
     """
     kind = str(device).split(":")[0]
     if device is None or kind == "cpu":
@@ -81,31 +84,39 @@ class stopwatch:
 
     @property
     def s(self) -> float:
+        """Seconds since the block began, or, after it, that it took."""
         return (self._clock() if self._end is None else self._end) - self._start
 
     @property
     def ms(self) -> float:
+        """`s` in milliseconds."""
         return 1e3 * self.s
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one call of a variant took: every sample in ms, in their order, their median and its 95 % interval."""
+    """How long one call of a variant took: every sample in ms, in their order, their median and its 95 % interval.
+
+    A sample is the mean of several calls where one is short. `notes` say what disturbs the comparison: drift, noise, an
+    interval that is wider than wanted; none where nothing does.
+    """
 
     samples_ms: tuple[float, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
+        """The number of samples."""
         return len(self.samples_ms)
 
     @cached_property
     def median_ms(self) -> float:
+        """The median of the samples, in ms."""
         return float(np.median(self.samples_ms))
 
     @cached_property
     def ci_ms(self) -> tuple[float, float] | None:
-        """The 95 % interval of the median; None of fewer than six samples."""
+        """The 95 % interval of the median, in ms (`estimates.median_interval`); None of fewer than six samples."""
         return median_interval(self.samples_ms)
 
 
@@ -118,9 +129,10 @@ def measure(
     budget_s: float = 2.0,
     clock: Clock = time.perf_counter,
 ) -> Timing:
-    """Time one variant until the interval of its median is within `target` or `budget_s` seconds are spent.
+    """Time one variant until the half-width of its median's 95 % interval, over the median, is at most `target`.
 
-    Six samples are taken in any case, the fewest that a 95 % interval can be made of.
+    It ends earlier when `budget_s` seconds are spent, or after 2,000 samples. The first call, which may compile, is
+    not in the budget. Six samples are taken in any case, the fewest that a 95 % interval can be made of.
 
     With `setup`, each sample is one call `variant(setup())` and the set-up is not timed (a backward pass needs a new
     graph). Each sample begins and ends when `device` is idle (`synchronizer`). `clock` is for tests.
@@ -168,7 +180,13 @@ def race(
     Check first that they do (`race.require_equal`). The first variant is the baseline, which has no notes; notes of the
     others refer to its times over theirs (`estimates.ratio`). With `control` the baseline runs a second time in each
     round under the name "A/A": what that comparison shows is this run's noise floor. `least` rounds are run whatever
-    the budget.
+    the budget; `target` and `budget_s` as in `measure`, of the ratios.
+
+    Returns:
+        timings by name, in the order of `variants`, "A/A" second; the k-th samples of all are of one round.
+
+    Raises:
+        ValueError: a variant is named "A/A", or there is none beside the baseline and no `control`.
     """
     if CONTROL in variants:
         raise ValueError(f"race: {CONTROL!r} names the control, not a variant; give that variant another name")
@@ -269,7 +287,9 @@ def _wanted(samples: np.ndarray, target: float) -> int:
     """How many samples the interval needs, planned from the spread of the `FIRST_SAMPLES` or more so far.
 
     Looking at the interval after every few samples and stopping when it is narrow makes it too narrow, so the number
-    is planned from the interquartile range, at few looks: each look at least doubles what it looks at or ends it.
+    is planned from the interquartile range, at few looks: each look at least doubles what it looks at or ends it. Of a
+    normal distribution that range is 1.349 sigma, and the standard error of the median 1.2533 sigma / sqrt(n). A
+    quarter is added.
     """
     n, median = len(samples), float(np.median(samples))
     if _half_width(samples) <= target:

@@ -50,6 +50,7 @@ _KEEPING = {  # variable of the environment: parameter of mallopt (M_MMAP_MAX, M
 class RewriteStep:
     """`why` says of a model and its batch why the step applies, and raises `GnnlabError` where it does not. `apply` is
     a function of this module, or a partial one with further arguments by name. `conflicts_with`: steps before it.
+    `training`: it holds in training, too. `exact`: results stay equal up to the rounding of float32.
     `compiles`: it is made again for graphs of another size, which takes long."""
 
     name: str
@@ -72,7 +73,11 @@ def user_model(
     factory: Callable[..., nn.Module], data: Data, options: dict[str, Any], device: str | None = None
 ) -> tuple[nn.Module, Any]:
     """The model that a factory of the user's makes, and what its forward takes of the graph `data`; both on `device`
-    where one is named."""
+    where one is named.
+
+    Raises:
+        GnnlabError: as of `workloads.models.user_model`: the factory or the forward pass fails.
+    """
     _, model, batch = models.user_model(factory, data, options)
     if device is None:
         return model, batch
@@ -136,7 +141,7 @@ def threads(model: nn.Module, batch: Any, count: int) -> nn.Module:
 
 
 def bfloat16(model: nn.Module, batch: Any) -> nn.Module:
-    """`model`, whose products and sums run in bfloat16 where torch's autocast puts them."""
+    """`model`, whose operators run in bfloat16 where torch's autocast chooses it; weights stay as they are."""
 
     def run(model, forward, /, *arguments, **named):
         with torch.autocast(device_of(model, arguments, named).type, torch.bfloat16):
@@ -258,7 +263,7 @@ def tried(train: bool) -> list[str]:
 
 
 def applies_to(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:
-    """Does a step apply to a model, and why or why not."""
+    """(does the step of this name apply to a model, why or why not in one line)."""
     try:
         return True, STEPS[name].why(model, batch)
     except Exception as error:  # of the user's model, which may raise anything
@@ -266,7 +271,7 @@ def applies_to(name: str, model: nn.Module, batch: Any) -> tuple[bool, str]:
 
 
 def in_order(plan: Iterable[str]) -> tuple[str, ...]:
-    """Steps in the order in which they are applied."""
+    """The steps of a plan, each once, in the order in which they are applied; names of no step are left out."""
     wanted = set(plan)
     return tuple(name for name in STEPS if name in wanted)
 
@@ -277,12 +282,16 @@ def compatible(first: str, second: str) -> bool:
 
 
 def environment(plan: Sequence[str]) -> dict[str, str]:
-    """What a plan asks of the environment of its process, as it is when the process starts."""
+    """The variables that a plan asks for in the environment of its process when that starts; none for most plans."""
     return {name: str(value) for name, (_, value) in _KEEPING.items()} if ALLOCATOR in plan else {}
 
 
 def apply(plan: Sequence[str], model: nn.Module, batch: Any) -> nn.Module:
-    """`model`, which is changed, after the steps of a plan."""
+    """`model` after the steps of a plan in their order; it may be changed.
+
+    Raises:
+        GnnlabError: a step cannot be applied, as `captured` without a CUDA device.
+    """
     for name in plan:
         model = STEPS[name].apply(model, batch)
     return model

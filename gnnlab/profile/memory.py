@@ -3,10 +3,12 @@
     MemoryProfiler(model).profile_forward(batch).peak_mb
     get_memory_breakdown(model, batch)["forward_activations"]
 
-Names are those of S1. Its "MB" are MiB here (2**20 bytes), in every field and function. On CUDA peaks are
-the allocator's; on a CPU torch's profiler records each allocation, those inside kernels too (fused attention: all its
-scores). It sees torch's own allocator on the calling thread, so beside it stands how far the resident memory of the
-process rose, which numpy, numba and other threads raise, too; where the two differ a note says so.
+Names are those of S1, the document "Profiling framework" (docs/glossary.md). Its "MB" are MiB here (2**20 bytes), in
+every field and function. A batch is what `gnnswap.inputs.call` takes: a tuple is spread, a mapping gives keywords, all
+else is one argument. On CUDA peaks are the allocator's; on a CPU torch's profiler records each allocation, those inside
+kernels too (fused attention: all its scores). It sees torch's own allocator on the calling thread, so beside it stands
+how far the resident memory of the process rose, which numpy, numba and other threads raise, too; where the two differ a
+note says so.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def get_peak_memory(device: Any = "cpu") -> float:
     """The peak since the last reset, in MiB: on CUDA of everything, on a CPU of the calls measured in between.
 
     Raises:
-        GnnlabError: on a CPU, when nothing was measured since: there is no peak to tell, and it was not 0.
+        GnnlabError: on a CPU, when nothing was measured since: there is no peak to tell, and it was not 0; on a device
+            that is not there, or is neither a CPU nor CUDA.
     """
     where = cpu_or_cuda(device, "memory")
     peak = torch.cuda.max_memory_allocated(where) if where.type == "cuda" else _peak_on_cpu
@@ -90,6 +93,7 @@ def profile_memory_usage(fn: Callable[..., Any], *args: Any, device: Any = None,
 
     Raises:
         GnnlabError: the device is not there, or is neither a CPU nor CUDA.
+        SwapError: on a CPU, while torch's profiler is running.
 
     >>> profile_memory_usage(torch.ones, 2**20).peak_mb  # MiB
     4.0
@@ -112,7 +116,7 @@ class MemoryProfiler:
     """The memory of a model's forward pass, on the device where it is.
 
     Raises:
-        GnnlabError: the model is on another device than the one named.
+        GnnlabError: the model is on another device than the one named, or on neither a CPU nor CUDA.
     """
 
     def __init__(self, model: nn.Module, device: Any = None) -> None:
@@ -141,6 +145,9 @@ def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> Br
     - peak_training: the most that forward and backward pass hold at once, activations and gradients included;
     - gradients: of the parameters that get one;
     - process_temporary, process_training: the two peaks by the resident memory of the process, where it is known.
+
+    Raises:
+        GnnlabError: as of `MemoryProfiler`.
     """
     _model_device(model, device)
     where = device_of(model, batch)
@@ -169,7 +176,8 @@ def get_memory_breakdown(model: nn.Module, batch: Any, device: Any = None) -> Br
 
 
 def warm_peak(fn: Callable[[], Any], device: torch.device) -> PeakMemory:
-    """The peak of a second call: the first loads and keeps what it needs, and torch sees its blocks being allocated.
+    """The peak of a second call, in bytes: the first loads and keeps what it needs, and torch sees its blocks being
+    allocated.
 
     Where the process does not agree with torch, the best of three: its other threads allocate memory, too.
     """
@@ -181,7 +189,13 @@ def warm_peak(fn: Callable[[], Any], device: torch.device) -> PeakMemory:
 
 
 def estimate_attention_memory(num_nodes: int, num_heads: int, hidden_dim: int, batch_size: int = 1) -> float:
-    """MiB of one attention layer that keeps its scores, float32: N^2 H scores; query, key, value and output of N h."""
+    """MiB of one attention layer that keeps its scores, float32: 4 B (N^2 H + 4 N h) bytes.
+
+    For each of B graphs: the scores, and query, key, value and output of h = `hidden_dim` numbers a node.
+
+    Raises:
+        GnnlabError: a size is no whole number, or negative.
+    """
     whole_numbers(0, num_nodes=num_nodes, num_heads=num_heads, hidden_dim=hidden_dim, batch_size=batch_size)
     return batch_size * FLOAT * (num_nodes**2 * num_heads + 4 * num_nodes * hidden_dim) / MIB
 
@@ -192,6 +206,9 @@ def estimate_pe_storage(
     """MiB of encodings, float32: N d for each node; N^2 b for each pair, or for the share `sparse_ratio` of the pairs.
 
     A pair that is stored by itself also stores its two node numbers (int64).
+
+    Raises:
+        GnnlabError: a size is no whole number, or negative; `sparse_ratio` is not in 0..1.
     """
     whole_numbers(0, num_nodes=num_nodes, node_pe_dim=node_pe_dim, relative_pe_buckets=relative_pe_buckets)
     pair = FLOAT * relative_pe_buckets

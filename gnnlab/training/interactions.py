@@ -5,7 +5,8 @@
 
 The dot product of each pair of fields, in the order of `itertools.combinations`: (0, 1), (0, 2), ..., (1, 2), ... With
 few fields the products of pairs fit into one compiled kernel, which reads each embedding once; with many a matrix
-product does all of them.
+product does all of them. In shapes B are the rows of a batch, M the fields, D the numbers of an embedding, T the
+targets. S3 is a document (docs/glossary.md).
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ def pairwise(*embeddings: Tensor) -> Tensor:
 class DeepFM(nn.Module):
     """`model(fields)`, fields int64 (B, M) -> logits (B, size) by target name.
 
-    Each field has an embedding of `embedding_dim`. Deep branch: all embeddings side by side through `hidden`,
-    `hidden / 2` and `hidden / 4`, each with GELU and dropout. FM branch: the dot products of all pairs, by
-    `interactions`. One linear head a target over both branches. `log_variances` s (T,) weigh the losses L of the
-    targets, as exp(-s) L + s (Kendall et al. 2018).
+    Field m holds categories 0 .. cardinalities[m] - 1, each with an embedding e_m of `embedding_dim` numbers. Deep
+    branch: all embeddings side by side through `hidden`, `hidden / 2` and `hidden / 4`, each with GELU and dropout. FM
+    branch: the dot products of all pairs, by `interactions`. One linear head a target over both branches:
+
+        logits of t = W_t [deep(e_0 .. e_M-1), e_0 . e_1, e_0 . e_2, ...] + b_t
+
+    After Guo et al. 2017, without its linear terms, and with a weight for each pair. `log_variances` s (T,) weigh the
+    losses L of the targets, as exp(-s) L + s (Kendall et al. 2018).
 
     Raises `GnnlabError` for sizes that do not fit together, and in `forward` for fields of another shape.
 
@@ -110,10 +115,11 @@ def pairs(*embeddings: Tensor) -> Tensor:
 
 
 def symmetric_gram(*embeddings: Tensor) -> Tensor:
-    """All M x M products in one batched matrix product, and the backward pass that its symmetry allows.
+    """`pairwise`, M tensors (B, D) to (B, M(M-1)/2), as all M x M products in one batched matrix product.
 
-    With S the symmetric (M, M) matrix of the gradients of the pairs, zero on the diagonal, dE = S E: one gather and one
-    product. Autograd, which does not know of the symmetry, scatters into zeros and multiplies twice.
+    Its backward pass uses the symmetry. With S the symmetric (M, M) matrix of the gradients of the pairs, zero on the
+    diagonal, and E (M, D) the embeddings, dE = S E: one gather and one product. Autograd, which does not know of the
+    symmetry, scatters into zeros and multiplies twice.
     """
     stack = torch.stack(embeddings, dim=1)  # (B, M, D)
     if torch.compiler.is_compiling():  # which differentiates by itself, and cannot follow a cache
@@ -162,10 +168,11 @@ def _places(fields: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def fused(*embeddings: Tensor) -> Tensor:
-    """The pair terms of up to 8 fields by compiled kernels: each embedding is read once, and no product is in memory.
+    """`pairwise`, M tensors (B, D) to (B, M(M-1)/2), by compiled kernels for up to 8 fields.
 
-    They are called directly, without the guards and wrappers of `torch.compile`, which for a small batch cost more than
-    the work. A first call of a number of fields and a width compiles, for seconds; `RuntimeError` without a compiler.
+    Each embedding is read once, and no product is in memory. The kernels are called directly, without the guards and
+    wrappers of `torch.compile`, which for a small batch cost more than the work. A first call of a number of fields and
+    a width compiles, for seconds; `RuntimeError` without a compiler.
     More fields, and batches of 0 and 1 (which the compiler takes for constants), are left to the Gram product.
     """
     if not _fits(embeddings):

@@ -2,14 +2,16 @@
 
 | specification | graph |
 |---|---|
-| `symptoms` | the co-occurrence graph of S0: 58 nodes, 776 edges with weights |
-| `digits` | scikit-learn's handwritten digits: 1,797 nodes, neighbours by pixels |
-| `karate` | Zachary's karate club: 34 nodes, 156 edges |
+| `symptoms` | the co-occurrence graph of S0: 58 nodes, 776 edges with weights, no features, no classes |
+| `digits` | scikit-learn's digits, joined by their pixels: 1,797 nodes, 24,678 edges, 64 features, 10 classes |
+| `karate` | Zachary's karate club: 34 nodes, 156 edges, 34 features, 4 classes |
 | `planetoid:Cora`, `lrgb:Peptides-func[7]`, `pyg:Class:Name`, `peptides_func` | data sets that PyG downloads |
 | `random:nodes=1000,edges=10000,degrees=powerlaw,seed=0` | made up, with an exact number of edges (`random_graphs`) |
 | a path to `.pt`, `.npz`, `.graphml`, `.mtx`, `.csv`, `.tsv`, `.txt`, `.edges` | a graph of one's own (`graph_files`) |
 
-`read_as` says in one line what was read of it.
+`read_as` says in one line what was read of it. S0 is a document (docs/glossary.md). Sources: Zachary 1977 (karate),
+Alpaydin and Kaynak 1998 (digits), Yang et al. 2016 (Planetoid), Dwivedi et al. 2022 (LRGB). In shapes N are the nodes,
+E the edges, F the features.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def load(spec: str | Path | Data, *, nodes: str | Path | None = None, cache: Pat
     >>> load("digits")
     Data(x=[1797, 64], edge_index=[2, 24678], y=[1797], name='digits')
 
-    A `Data` object is checked and passed on. `nodes` is a file of names, features and labels beside an edge list.
+    A `Data` object is checked and passed on. `nodes` is a file of names, features and labels beside an edge list;
+    `cache` is the folder of PyG's data sets.
     Raises `GnnlabError`, in one line, for anything that gives no graph.
     """
     name = source = _full_name(str(spec))
@@ -221,8 +224,8 @@ BUNDLED = {"symptoms": symptom_gat.symptom_graph, "digits": _digits, "karate": l
 def checked(data: Data, source: str) -> Data:
     """A copy of `data` (or of a `Batch`) in the form that all of the lab relies on.
 
-    - `x` float32 (N, F), finite. A graph without features gets PyG's `LocalDegreeProfile` (F = 5: the degree of a
-      node, and minimum, maximum, mean and standard deviation of its neighbours' degrees; Cai & Wang 2018).
+    - `x` float32 (N, F), finite. A graph without features gets PyG's `LocalDegreeProfile` (F = 5: the out-degree of a
+      node, and minimum, maximum, mean and standard deviation of those of its targets; Cai & Wang 2018).
     - `edge_index` int64 (2, E), contiguous, N > 0 and E > 0, every index in 0..N-1; made of `adj_t` where that stands
       in its place.
     - `edge_weight` float32 (E,) and `edge_attr` (E, ...), finite, where there are such. Features of edges may be

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -119,23 +120,19 @@ def _graph(spec: str | Path | Data) -> Data:
 
 
 def build_each(
-    model_specs: Sequence[str], graph_spec: str | Path | Data, inputs: Sequence[str] = ()
+    model_specs: Sequence[str | Callable[..., nn.Module]], graph_specs: Sequence[str | Path | Data]
 ) -> tuple[list[Workload], list[tuple[str, str, str]]]:
-    """The workloads of several models on a graph, or on `inputs`: one module:function for all, or one for each.
+    """The workloads of each model on each graph, or on the inputs of an "inputs:module:function" in a graph's place.
 
-    A model that cannot be built costs the others nothing: (model, graph or inputs, why) is listed beside.
-    Raises `GnnlabError` if all fail, or inputs are not one for each.
+    One that cannot be built costs the others nothing: (model, graph or inputs, why) is listed beside.
+    Raises `GnnlabError` if all fail.
     """
-    if inputs and len(inputs) not in (1, len(model_specs)):
-        raise GnnlabError(f"{len(inputs)} inputs for {len(model_specs)} models; give one for all, or one for each")
-    given = [f"{INPUTS}{spec}" for spec in inputs] or [graph_spec]
     workloads, failed = [], []
-    for place, model_spec in enumerate(model_specs):
-        graph = given[place % len(given)]
+    for model_spec, graph in product(model_specs, graph_specs):
         try:
             workloads.append(build(model_spec, graph))
         except OneLineError as error:
-            failed.append((model_spec, str(graph).removeprefix(INPUTS), str(error)))
+            failed.append((str(model_spec), str(graph).removeprefix(INPUTS), str(error)))
     if failed and not workloads:
         raise GnnlabError("; ".join(why for *_, why in failed))
     return workloads, failed

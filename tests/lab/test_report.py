@@ -296,10 +296,10 @@ def test_claims_are_in_the_order_of_their_distance_and_wrong_advice_comes_before
 
 
 def test_what_the_reader_named_is_told_from_the_defaults_and_from_a_part_of_them():
-    defaults = {"models": ["a:a", "a:b"], "graph": "g"}
+    defaults = {"models": ["a:a", "a:b"], "graphs": ["g"]}
     declared = {name: SimpleNamespace(default=value) for name, value in defaults.items()}
-    assert report.own({"models": ["a:b"], "graph": "random:nodes=9", "size": 3}, declared) == []
-    assert report.own({"models": ["a:b", "my:own"], "graph": "mine.npz"}, declared) == ["models", "graph"]
+    assert report.own({"models": ["a:b"], "graphs": ["random:nodes=9"], "size": 3}, declared) == []
+    assert report.own({"models": ["a:b", "my:own"], "graphs": ["mine.npz"]}, declared) == ["models", "graphs"]
 
 
 def test_after_a_run_only_its_own_page_is_written_again(tmp_path):

@@ -25,7 +25,12 @@ DEVICES = ["openvino:CPU", "openvino-handbuilt:CPU", "onnxruntime:CPU", "torch:C
 STAGES = {"features": 64, "sizes": ["200x500", "300x2000"]}  # of notebooks 04 to 06, which read each other's
 SMALL = {  # beside the quick parameters, by number; variants that claims name stay
     "01": {"graphs": ["symptoms"], "nodes": [20, 40, 80, 160], **FAST},
-    "02": {"sizes": ["200x1000"], "gat_sizes": ["58x776"], "graph": "random:nodes=200,edges=2000,features=16", **FAST},
+    "02": {
+        "sizes": ["200x1000"],
+        "gat_sizes": ["58x776"],
+        "graphs": ["random:nodes=200,edges=2000,features=16"],
+        **FAST,
+    },
     "03": {"table": "synthetic:2000", "epochs": 1, **FAST},
     "04": STAGES | FAST,
     "05": {"devices": DEVICES, **STAGES, **FAST},
@@ -33,7 +38,7 @@ SMALL = {  # beside the quick parameters, by number; variants that claims name s
     "07": {"sizes": ["250x1100"], "stream_graphs": 2, "max_plans": 1, "budget_s": 0.1, "runtime_size": "250x1050"},
     # a goal is for batches of 1024, and the contract names what is not judged
     "08": {"sizes": [10], "states": 20, "batch_sizes": [1024], **FAST},
-    "09": {"models": ["examples.my_models:make_gat"], "graph": "karate", "accuracy": 0.5, **FAST},
+    "09": {"models": ["examples.my_models:make_gat"], "graphs": ["karate"], "accuracy": 0.5, **FAST},
     "10": {"shares": [0.3, 0.8], "run_s": 0.05, **FAST},
 }
 # variants that compute something else, or do not run

@@ -244,13 +244,15 @@ def test_inputs_that_do_not_fit_are_refused_in_one_line(mine, model, inputs, par
     assert re.search(part, refusal(build, model, f"inputs:{inputs}"))
 
 
-def test_of_several_models_those_that_fail_cost_the_others_nothing(mine):
-    workloads, failed = build_each(["mine:Conv", "mine:raises", "mine:Pooled"], "karate", ["mine:as_data"])
-    assert [w.name for w in workloads] == ["mine:Conv", "mine:Pooled"] and workloads[0].spec == "inputs:mine:as_data"
-    ((spec, graph, why),) = failed
-    assert (spec, graph) == ("mine:raises", "mine:as_data") and why.startswith("mine:raises raised KeyError: 'no such")
-    one_each, _ = build_each(["mine:Conv", "mine:Two"], "karate", ["mine:as_tuple", "mine:hetero"])
-    assert [w.graph_name for w in one_each] == ["mine:as_tuple", "mine:hetero"]
-    assert build_each(["mine:Fields"], "karate")[0][0].spec == "karate"
-    assert "2 inputs for 3 models" in refusal(build_each, ["mine:Conv"] * 3, "karate", ["mine:as_data"] * 2)
-    assert "no such" in refusal(build_each, ["mine:raises"], "karate")
+def test_of_several_models_and_graphs_those_that_fail_cost_the_others_nothing(mine):
+    models, inputs = ["mine:Fields", "mine:raises", "mine:Conv"], "inputs:mine:as_data"
+    workloads, failed = build_each(models, ["karate", inputs])
+    made = [(workload.name, workload.spec) for workload in workloads]
+    assert made == [("mine:Fields", "karate"), ("mine:Fields", inputs), ("mine:Conv", inputs)]
+    assert [(model, graph) for model, graph, _ in failed] == [
+        ("mine:raises", "karate"),
+        ("mine:raises", "mine:as_data"),
+        ("mine:Conv", "karate"),  # of other features
+    ]
+    assert failed[0][2].startswith("mine:raises raised KeyError: 'no such")
+    assert "no such" in refusal(build_each, ["mine:raises"], ["karate"])
