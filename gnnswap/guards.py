@@ -6,9 +6,9 @@
     record.holds(dtype, device)     # they are as they were
 
 A kernel replaces the code of a layer, and that of the linear layers and networks inside whose weights it reads. So its
-conditions are these modules' classes and functions, attributes, submodules, and that they have no hooks. Attributes
-that PyG's code never names, such as a counter of the user's, do not count. Weights may change: they are read in each
-call.
+conditions are these modules' classes and functions, attributes, submodules, which parameters and buffers there are and
+their shapes, and that there are no hooks. Attributes that PyG's code never names, such as a counter of the user's, do
+not count. The numbers in weights may change: they are read in each call.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ class Record:
 
     def _renew(self) -> None:
         self._before = [(module, type(module), _frozen(module)) for module in self.modules]
-        self._tables = [module._parameters for module in self.modules]
+        self._shapes = [(module, *_shapes(module)) for module in self.modules]
+        self._tables = [(m._parameters, (*w.values(),), m._buffers, (*b.values(),)) for m, w, b in self._shapes]
 
     def holds(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Is the state the same, with parameters of `dtype` on `device`?"""
@@ -232,9 +233,17 @@ class Record:
                 attributes = module.__dict__
                 if type(module) is not kind or attributes != (in_training if attributes["training"] else in_eval):
                     return False
-            for table in self._tables:
-                for one in table.values():
-                    if one is not None and (type(one) not in PLAIN or one.dtype is not dtype or one.device != device):
+            for weights, shapes, buffers, of_buffers in self._tables:
+                if len(weights) != len(shapes) or len(buffers) != len(of_buffers):
+                    return False
+                for one, shape in zip(weights.values(), shapes, strict=True):
+                    if one is None or shape is None:
+                        if one is not shape:
+                            return False
+                    elif one.dtype is not dtype or one.shape != shape or one.device != device or type(one) not in PLAIN:
+                        return False
+                for one, shape in zip(buffers.values(), of_buffers, strict=True):
+                    if (None if one is None else one.shape) != shape:
                         return False
         except Exception:  # an attribute became a tensor, whose comparison has no truth value
             return False
@@ -259,6 +268,12 @@ class Record:
             for name, child in before["_modules"].items():
                 if getattr(module, name) is not child:
                     return False
+        for module, weights, buffers in self._shapes:
+            for shapes in (weights, buffers):
+                for name, shape in shapes.items():
+                    one = getattr(module, name)
+                    if (None if one is None else one.shape) != shape:
+                        return False
         return True
 
     def again(self, opened: Iterable[nn.Module]) -> Record:
@@ -278,8 +293,7 @@ class Record:
             if any(module.__dict__[name] for name in PYG_HOOKS) if module is self.layer else hooked(module):
                 self.reason = self.reason or f"hooks of {type(module).__name__}"
             children = [(n, None if c is None else type(c)) for n, c in module._modules.items()]
-            tensors = [(n, p is None) for table in (module._parameters, module._buffers) for n, p in table.items()]
-            facts.append((self.kind if module is self.layer else type(module), values, children, tensors))
+            facts.append((self.kind if module is self.layer else type(module), values, children, _shapes(module)))
         return facts
 
     def _fact(self, name: str, value: Any) -> Any:
@@ -314,6 +328,12 @@ def _frozen(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         if name not in _APART and _is_data(value):
             attributes[name] = copy.deepcopy(value)
     return attributes | {"training": False}, attributes | {"training": True}
+
+
+def _shapes(module: nn.Module) -> tuple[dict[str, torch.Size | None], ...]:
+    """Of the parameters, and of the buffers of a module, by name; None of one that is not there."""
+    tables = module._parameters, module._buffers
+    return tuple({name: None if one is None else one.shape for name, one in table.items()} for table in tables)
 
 
 def _is_data(value: Any) -> bool:

@@ -25,7 +25,7 @@ from torch_geometric.nn.conv import MessagePassing, SimpleConv
 from gnnswap import backends, compile_ops, direct, equivalence, generic, guards
 from gnnswap import fused_layers as _more_kernels  # noqa: F401  adds to `direct.KERNELS`
 from gnnswap.cache import TensorCache, cuda_tensors, nbytes_of
-from gnnswap.errors import SwapError
+from gnnswap.errors import SwapError, one_line
 from gnnswap.neighbours import GraphCache
 from gnnswap.probe import NotLinear
 from gnnswap.sparse import ANY_SIZE, USUAL, Limits, SparseInputs
@@ -34,6 +34,7 @@ from gnnswap.sums import NeighbourSum
 DIRECT, SUM, LINEAR, TILES = "own kernel", "sparse sum", "linear layer on nodes", "attention in tiles"
 NONE = "as PyG computes it"
 MAX_RETESTS = 3  # of a kernel whose layer keeps changing
+MOST_UNDONE = 2**20  # bytes of a buffer that is set back where a message has to run again
 
 
 class Caches:
@@ -440,36 +441,53 @@ def _propagate(kind: type[MessagePassing]) -> Callable:
         if edge_index.is_cuda and backends.capturing():
             state.caches.keep_for_capture()
         undo_draws, undo = backends.random_state(edge_index.device), _undo(self) if own else None
+        why = ""
         try:
             return generic.as_sparse_sum(self, state.caches.graphs, argument, edge_index, size, given)
         except NotLinear as problem:
-            if type(problem) is NotLinear and own:
-                state.nonlinear[self.training] = str(problem)
-        except Exception:  # of the layer's own code, which raises it again below
-            pass
+            why = str(problem) if type(problem) is NotLinear else ""
+        except Exception as problem:  # of the layer's own code, which raises it again below, or of its rows alone
+            why = f"its message fails on rows of nodes: {one_line(problem)}"
         undo_draws()
         if undo is not None:
             undo()
-        return kind.propagate(self, edge_index, size=size, **given)
+        out = kind.propagate(self, edge_index, size=size, **given)
+        if why and own:
+            state.nonlinear[self.training] = why
+        return out
 
     return propagate
 
 
 def _undo(layer: MessagePassing) -> Callable[[], None]:
-    """A function that takes back what a message left in the layer's own attributes: a counter, an entry in a list."""
-    attributes = layer.__dict__
-    own = {name: (value, _mark(value)) for name, value in attributes.items() if name not in _OF_PYG}
+    """A function that takes back what a message left in the layer and in modules inside: attributes such as a counter
+    or an entry in a list, and buffers such as those of a batch norm, up to `MOST_UNDONE`."""
+    own, buffers = [], []
+    for module in layer.modules():
+        if module is layer or not type(module).__module__.startswith(("torch.nn.", "torch_geometric.nn.")):
+            attributes = module.__dict__
+            kept = {name: (value, _mark(value)) for name, value in attributes.items() if name not in _OF_PYG}
+            own.append((attributes, kept))
+        for name, one in module._buffers.items():  # a batch norm writes to its own without a new version
+            before = None if one is None or one.is_inference() or one.nbytes > MOST_UNDONE else one.clone()
+            buffers.append((module._buffers, name, one, before))
 
     def undo() -> None:
-        for name in [name for name in attributes if name not in _OF_PYG and name not in own]:
-            del attributes[name]
-        for name, (value, before) in own.items():
-            attributes[name] = value
-            if type(value) is list:
-                del value[before:]
-            elif before is not None:
-                value.clear()
-                value.update(before)
+        for attributes, kept in own:
+            for name in [name for name in attributes if name not in _OF_PYG and name not in kept]:
+                del attributes[name]
+            for name, (value, before) in kept.items():
+                attributes[name] = value
+                if type(value) is list:
+                    del value[before:]
+                elif before is not None:
+                    value.clear()
+                    value.update(before)
+        with torch.no_grad():
+            for table, name, buffer, before in buffers:
+                table[name] = buffer
+                if before is not None:
+                    buffer.copy_(before)
 
     return undo
 

@@ -4,7 +4,8 @@
 
 For the user's own messages, where no sparse sum serves. `DeferredRows` stands for x_i or x_j, sums of them, and
 `torch.cat` of these and of features of edges. A linear layer over it is two products on nodes and one on features; any
-other operation gets the rows themselves.
+other operation gets the rows themselves. Once these rows were written to, hooked, or left in a way in which they could
+be, they alone count, in every operation.
 """
 
 from __future__ import annotations
@@ -20,10 +21,33 @@ from torch.nn import functional as F
 
 from gnnswap import fused
 from gnnswap.neighbours import Neighbours
+from gnnswap.probe import NotLinear
 
 # rows of targets (N, F), of sources, and of edges (E, F) as given: an edge has the sum of those that there are
 Block = tuple[Tensor | None, Tensor | None, Tensor | None]
-OPERATORS = "mul", "rmul", "truediv", "rtruediv", "radd", "rsub", "matmul", "pow", "neg", "getitem", "len", "gt", "lt"
+# Python's operators on tensors, all that torch defines but those below
+OPERATORS = {
+    name
+    for name in vars(Tensor).keys() | vars(Tensor.__base__).keys()
+    if name.startswith("__") and callable(getattr(Tensor, name)) and name not in vars(object)
+}
+OPERATORS |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+OPERATORS -= {
+    "__add__",
+    "__sub__",
+    "__torch_function__",
+    "__torch_dispatch__",
+    "__setstate__",
+    "__weakref__",
+    "__dict__",
+}
+IN_PLACE = {name for name in OPERATORS if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")}
+# attributes of the rows by which nobody can change them unnoticed; results that share their memory share its version
+READ = {"shape", "size", "dtype", "device", "ndim", "layout", "numel", "is_cuda", "is_floating_point", "requires_grad",
+        "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "abs", "add", "chunk", "clamp", "contiguous",
+        "div", "double", "exp", "expand", "float", "gather", "half", "index_select", "log", "matmul", "max", "mean",
+        "min", "mul", "norm", "permute", "pow", "relu", "reshape", "sigmoid", "softmax", "split", "sqrt", "square",
+        "squeeze", "sub", "sum", "t", "tanh", "to", "transpose", "type_as", "unsqueeze", "view"}  # fmt: skip
 
 
 class Trace:
@@ -42,22 +66,42 @@ class Trace:
 class DeferredRows:
     """Rows of edges (E, F), in the order given, as blocks of columns."""
 
+    __class__ = property(lambda self: Tensor)  # for `isinstance` in a message
+
     def __init__(self, graph: Neighbours, trace: Trace, *blocks: Block) -> None:
         self.graph, self.trace, self.blocks = graph, trace, blocks
         self._rows: Tensor | None = None
+        self._version: int | None = None  # of the rows as they were made; None where they may change unnoticed
+        self._mode = _gradient_mode()
         trace.made.append(weakref.ref(self))
 
+    @property
+    def deferred(self) -> bool:
+        """Do the blocks still say what the rows are?
+
+        Raises:
+            NotLinear: gradients are recorded otherwise than where the rows were made: within `torch.no_grad`, or the
+                forward of a function of autograd. These rows would have other gradients than the layer's own.
+        """
+        if _gradient_mode() != self._mode:
+            raise NotLinear("gradients of its rows are turned on or off within it")
+        return self._rows is None or (self._version is not None and self._rows._version == self._version)
+
     def rows(self) -> Tensor:
-        """The rows themselves, (E, F)."""
-        if self._rows is None:
-            source, target = self.graph.edge_index
-            blocks = []
-            for at_target, at_source, at_edge in self.blocks:
-                rows = None if at_target is None else at_target.index_select(0, target)
-                rows = _plus(rows, None if at_source is None else at_source.index_select(0, source))
-                blocks.append(_plus(rows, at_edge))
-            self._rows = torch.cat(blocks, dim=1) if len(blocks) > 1 else blocks[0]
+        """The rows themselves, (E, F). Raises as `deferred`."""
+        if self.deferred and self._rows is None:
+            self._rows = self._gathered()
+            self._version = None if self._rows.is_inference() else self._rows._version
         return self._rows
+
+    def _gathered(self) -> Tensor:
+        source, target = self.graph.edge_index
+        blocks = []
+        for at_target, at_source, at_edge in self.blocks:
+            rows = None if at_target is None else at_target.index_select(0, target)
+            rows = _plus(rows, None if at_source is None else at_source.index_select(0, source))
+            blocks.append(_plus(rows, at_edge))
+        return torch.cat(blocks, dim=1) if len(blocks) > 1 else blocks[0]
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`F.linear` of the rows, (E, out); `weight` (out, F)."""
@@ -76,7 +120,7 @@ class DeferredRows:
     def _joined(self, other: Any, sign: int) -> DeferredRows | None:
         """Its sum or difference with other `DeferredRows`; None with anything else."""
         alike = isinstance(other, DeferredRows) and len(self.blocks) == len(other.blocks) == 1
-        if not alike or _width(self.blocks[0]) != _width(other.blocks[0]):
+        if not alike or _width(self.blocks[0]) != _width(other.blocks[0]) or not (self.deferred and other.deferred):
             return None
         signed = [None if one is None else sign * one for one in other.blocks[0]]
         return DeferredRows(self.graph, self.trace, tuple(map(_plus, self.blocks[0], signed)))
@@ -90,14 +134,17 @@ class DeferredRows:
         return self.rows() - _rows(other) if joined is None else joined
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.rows(), name)
+        rows = self.rows()
+        if name not in READ:
+            self._version = None
+        return getattr(rows, name)
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), named: dict | None = None) -> Any:
         named = named or {}
-        if function is F.linear and isinstance(args[0], DeferredRows):
+        if function is F.linear and isinstance(args[0], DeferredRows) and args[0].deferred:
             return args[0].linear(*args[1:], **named)
-        if function is torch.cat and _last(*args[1:], **named) and all(one.dim() == 2 for one in args[0]):
+        if function is torch.cat and _last(*args[1:], **named) and all(map(_joins, args[0])):
             first = next(one for one in args[0] if isinstance(one, DeferredRows))
             blocks = (one.blocks if isinstance(one, DeferredRows) else [(None, None, one)] for one in args[0])
             return cls(first.graph, first.trace, *chain.from_iterable(blocks))
@@ -108,11 +155,17 @@ class DeferredRows:
 
 
 def _operator(name: str) -> Callable:
-    return lambda self, *others: getattr(self.rows(), name)(*map(_rows, others))
+    def operator(self: DeferredRows, *others: Any) -> Any:
+        result = getattr(self.rows(), name)(*map(_rows, others))
+        if name in ("__array__", "__dlpack__"):
+            self._version = None
+        return self if name in IN_PLACE else result
+
+    return operator
 
 
 for _name in OPERATORS:
-    setattr(DeferredRows, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(DeferredRows, _name, _operator(_name))
 
 
 def _width(block: Block) -> int:
@@ -121,6 +174,15 @@ def _width(block: Block) -> int:
 
 def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return other if one is None else one if other is None else one + other
+
+
+def _gradient_mode() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+def _joins(one: Any) -> bool:
+    """May it be a block of columns of rows that are deferred?"""
+    return one.dim() == 2 and (not isinstance(one, DeferredRows) or one.deferred)
 
 
 def _last(dim: int = 0) -> bool:

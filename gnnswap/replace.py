@@ -188,6 +188,7 @@ class SwapReport:
         return lines
 
 
+@torch.inference_mode(False)  # copies that it makes there would have no gradients
 def swap(
     model: nn.Module, example: Any = None, *, tolerance: float = parity.RTOL_FLOAT32, measure: bool = True
 ) -> SwapReport:

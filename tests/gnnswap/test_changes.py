@@ -162,6 +162,18 @@ def tripled_sum(inputs, index, ptr=None, dim_size=None):
     return 3 * inputs.new_zeros(dim_size, inputs.shape[1]).index_add(0, index, inputs)
 
 
+LESS = [("CG", "lin_f.bias"), ("CG", "lin_s.bias"), ("ResGated", "lin_key.bias"), ("ResGated", "lin_query.bias")]
+MORE_OR_OTHER = [  # a bias where there was none, as one of zeros learns, and shapes that PyG broadcasts
+    ("GCN", "lin.bias", OUT),
+    ("SAGE", "lin_r.bias", OUT),
+    ("SAGE max", "lin_r.bias", OUT),
+    ("Graph", "lin_root.bias", OUT),
+    ("GAT", "lin.bias", OUT),
+    ("GIN", "eps", IN),
+    ("GAT", "att_src", (1, 1, 1)),
+    ("GATv2", "att", (1, 1, 1)),
+    ("SAGE", "lin_r.weight", (1, IN)),
+]
 # layer, what is set, to what
 SET = [
     ("SAGE", "aggr_module", pyg.MaxAggregation),
@@ -195,6 +207,8 @@ SET = [
     ("GCN", "explain", lambda: True),
     ("GCN", "decomposed_layers", lambda: 2),
     ("GCN", "bias", lambda: None),
+    *((name, path, lambda: None) for name, path in LESS),
+    *((name, path, lambda size=size: nn.Parameter(torch.ones(size).double())) for name, path, size in MORE_OR_OTHER),
     ("Edge", "nn.1", nn.ReLU),
     ("Edge", "nn", lambda: after_tanh(2 * IN)),
     ("Edge", "nn", lambda: Adapter(nn.Linear(2 * IN, OUT).double())),

@@ -47,6 +47,9 @@ def same_facts(record, layer):
     return not now.reason and record.same_facts(now)
 
 
+ONE = nn.Parameter(torch.ones(1))
+
+
 def hook(module):
     module.register_forward_hook(lambda *_: None)
 
@@ -69,9 +72,13 @@ SEEN = {
     "a hook of messages": ("GCN", lambda m: m.register_message_forward_hook(lambda *_: None)),
     "a parametrization": ("Edge", lambda m: nn.utils.parametrizations.weight_norm(m.nn[0])),
     "explanations": ("GCN", lambda m: setattr(m, "explain", True)),
+    "a parameter less": ("GCN", lambda m: setattr(m, "bias", None)),
+    "a parameter more": ("GCN", lambda m: setattr(m.lin, "bias", nn.Parameter(torch.zeros(4)))),
+    "a parameter of another shape": ("GAT", lambda m: setattr(m, "att_src", nn.Parameter(torch.ones(1, 1, 1)))),
+    "a buffer of another shape": ("GIN", lambda m: m.register_buffer("eps", torch.ones(6))),
+    "a parameter in a buffer's place": ("GIN", lambda m: (delattr(m, "eps"), m.register_parameter("eps", ONE))),
 }
 HARMLESS = {
-    "a parameter less": ("GCN", lambda m: setattr(m, "bias", None)),
     "other weights": ("GCN", lambda m: m.lin.weight.data.mul_(2)),
     "other parameters": ("GCN", lambda m: setattr(m, "bias", nn.Parameter(torch.ones(4)))),
     "a mode": ("GAT", lambda m: m.train(not m.training)),

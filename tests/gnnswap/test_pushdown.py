@@ -1,9 +1,13 @@
 """Messages of one's own that begin with a linear layer over rows of both ends: it is computed on nodes."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 from layer_cases import CLOSE, EDGE, IN, assert_same, results
 from torch import nn
+from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing
 
 from gnnswap import swap
@@ -17,7 +21,7 @@ class Own(MessagePassing):
 
     def __init__(self, width, say, aggr="add"):
         super().__init__(aggr=aggr)
-        self.say = say
+        self.say, self.late, self.log = say, False, None
         self.network = nn.Sequential(nn.Linear(width, OUT), nn.Tanh(), nn.Linear(OUT, IN))
 
     def forward(self, x, edge_index, edge_attr):
@@ -90,3 +94,103 @@ def test_in_float32_it_is_equal_within_rounding():
     given = inputs(torch.float32)
     assert_same(results(layer, *given), results(reference, *given), rtol=1e-4, atol=1e-5)
     assert layer._fast.mechanism("cpu") == LINEAR
+
+
+# ---- what a message does with its rows from the second call on -------------------------------------------------------
+
+
+class Sign(torch.autograd.Function):
+    """The sign of rows, whose gradient passes as it is."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        return rows.sign()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def scaled(rows):
+    rows *= 2
+
+
+def assigned(rows):
+    rows[:, 0] = 0
+
+
+def logged(one, rows):
+    with torch.no_grad():
+        one.log = float(rows.mean())
+
+
+LATE = {
+    "a write": lambda one, rows: rows.clamp_(-0.1, 0.1),
+    "a write to a view": lambda one, rows: rows[:, 1:].zero_(),
+    "a write to its data": lambda one, rows: rows.data.mul_(2),
+    "a write by numpy": lambda one, rows: np.negative(rows.detach().numpy(), out=rows.detach().numpy()),
+    "an assignment": lambda one, rows: assigned(rows),
+    "an operator in place": lambda one, rows: scaled(rows),
+    "a function in place": lambda one, rows: F.dropout(rows, 0.5, inplace=True),
+    "a hook": lambda one, rows: rows.register_hook(lambda gradient: 2 * gradient),
+    "statistics without gradients": lambda one, rows: logged(one, rows),
+}
+LATE_FACTORS = {
+    "numbers that equal one": lambda rows: rows == rows[0, 0],
+    "rows that differ": lambda rows: rows != rows.detach(),
+    "a class": lambda rows: 3 if isinstance(rows, torch.Tensor) else 5,
+    "magnitudes": lambda rows: abs(rows),
+    "remainders": lambda rows: rows % 0.3,
+    "a function of autograd": Sign.apply,
+    "rows backwards": lambda rows: torch.stack([*reversed(rows)]),
+}
+
+
+def later(name):
+    def say(one, x_i, x_j, e):
+        if one.late and name in LATE:
+            LATE[name](one, x_j)
+        out = one.network(cat(x_i, x_j)) * x_j
+        return out * LATE_FACTORS[name](x_j) if one.late and name in LATE_FACTORS else out
+
+    return say
+
+
+@pytest.mark.parametrize("name", [*LATE, *LATE_FACTORS])
+def test_what_a_message_does_with_its_rows_later_on_acts(name):
+    torch.manual_seed(0)
+    reference = Own(2 * IN, later(name)).double()
+    layer = swap(copy.deepcopy(reference)).model
+    for one in (reference, layer):
+        results(one, *inputs())
+        one.late = True
+    assert layer._fast.mechanism("cpu") == LINEAR
+    for _ in range(2):
+        found = []
+        for one in (layer, reference):
+            torch.manual_seed(1)
+            found.append(results(one, *inputs()))
+        assert_same(*found)
+        assert layer.log == reference.log
+
+
+@pytest.mark.parametrize("fails", ["statistics without gradients", "a function of autograd"])
+def test_a_message_that_turns_out_not_to_be_served_runs_once_a_call_and_counts_once(fails):
+    def say(one, x_i, x_j, e):
+        one.calls += 1
+        out = one.norm(one.network(cat(x_i, x_j)))
+        return out if not one.late else later(fails)(one, x_i, x_j, e) + out
+
+    torch.manual_seed(0)
+    reference = Own(2 * IN, say).double()
+    reference.calls, reference.norm = 0, nn.BatchNorm1d(IN).double()
+    layer = swap(copy.deepcopy(reference)).model
+    for one in (reference, layer):
+        one(*inputs()[1])
+        one.late = True
+        for _ in range(3):
+            one(*inputs()[1])
+    assert layer.calls == reference.calls == 4
+    for got, expected in zip(layer.norm.buffers(), reference.norm.buffers(), strict=True):
+        torch.testing.assert_close(got, expected, **CLOSE)
+    assert layer._fast.nonlinear[True]

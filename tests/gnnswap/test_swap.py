@@ -78,6 +78,18 @@ def test_layers_that_are_equal_are_replaced_and_the_others_kept_with_the_reason(
     assert "no kernel for meta: PyG's code runs there" in str(swap(Mixed().to("meta"), measure=False))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_swap_works_where_no_gradients_are_recorded_and_leaves_that_as_it_is(mode):
+    model = pyg.GCN(6, 8, num_layers=2)
+    with mode():
+        given = example()
+        report = swap(model, given, measure=False)
+        assert not torch.is_grad_enabled() and torch.is_inference_mode_enabled() is (mode is torch.inference_mode)
+        torch.testing.assert_close(report.model(*given), model(*given))
+    assert [how for *_, how in report.replaced] == [DIRECT, DIRECT]
+    assert_same(*(results(one, (), example()) for one in (report.model, model)), rtol=1e-5, atol=1e-6)
+
+
 def test_without_an_example_layers_are_compared_at_their_first_call():
     model, batch = Mixed().eval(), example()
     report = swap(model)
