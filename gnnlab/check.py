@@ -34,7 +34,7 @@ from gnnlab.errors import GnnlabError, first_wrong
 from gnnlab.measure.race import RTOL_FLOAT32
 from gnnlab.measure.versus import LIMIT_S, Made, Versus, cost_s, versus
 from gnnlab.workloads import models
-from gnnswap.errors import one_line, quoted
+from gnnswap.errors import one_line, quoted, raised_at
 from gnnswap.inputs import bind
 
 SEED = 0  # of torch when the file runs, so that each process has the same weights
@@ -77,7 +77,7 @@ def read(path: Path, inputs_spec: str | None = None) -> ClaimFile:
         if callable(inputs) and not isinstance(inputs, BaseData):  # which can be called, too
             inputs = inputs()
     except (Exception, SystemExit) as error:  # the user's code, which may raise anything
-        raise GnnlabError(f"{path} fails: {one_line(error)}") from error
+        raise GnnlabError(f"{path} fails: {one_line(error)}{raised_at(error)}") from error
     finally:
         sys.path.pop(0)
     if lacking := [name for name in _NEEDED if defined.get(name) is None]:
@@ -144,7 +144,7 @@ def measure(
     try:
         return claim, line, versus(*made, processes=processes, seconds=seconds, memory=memory, tell=tell, **about)
     except GnnlabError as error:
-        raise GnnlabError(f"{path}: {error}") from error
+        raise GnnlabError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
 SAME = 0.05  # how far from no change still is none, unless the claim says it

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gnnswap.errors import SwapError
 
+NAMED = ("x", "edge_index", "edge_weight", "edge_attr")  # what a forward of **kwargs alone is given
 WHOLE_GRAPH = ("data", "graph", "batch")  # names of an only argument that mean the Data itself
 
 
@@ -56,12 +57,19 @@ def bind(model: nn.Module, data: Any, spec: str) -> Any:
     Of a `HeteroData`, x and x_dict are the x of each type of node. What is no graph is returned unchanged. So is a
     graph whose forward needs one argument named data or graph (or batch, if it has no other), or none named like a
     field. Arguments with a default are left out if the graph has no such field; `batch` of a single graph is zeros.
+    A forward of keywords alone is given `NAMED`, and what torch.compile or DataParallel wraps, its own arguments.
 
     Raises:
         SwapError: the graph lacks a required argument; it names `spec`, the model.
     """
     parameters = parameters_of(model.forward)
     named = [p for p in parameters or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if parameters and not named and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
+        for inner in ("_orig_mod", "module"):  # of torch.compile, and of DataParallel
+            if isinstance(getattr(model, inner, None), nn.Module):
+                return bind(getattr(model, inner), data, spec)
+        if is_graph(data) and len(parameters) == 1:
+            return {name: value for name in NAMED if (value := _field(data, name)) is not None}
     if not is_graph(data) or parameters is None or (parameters and not named):  # it takes whatever comes
         return data
     required = [p for p in named if p.default is p.empty]

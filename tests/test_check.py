@@ -18,8 +18,9 @@ from gnnlab.child import Answer
 from gnnlab.errors import GnnlabError
 from gnnlab.lab import claims
 from gnnlab.measure import estimates, timing
-from gnnlab.measure.versus import Made, Memory, Peak, Versus, race
+from gnnlab.measure.versus import Made, Memory, Peak, Versus, peak, race, turn
 
+NAMES = ("before", "after", "inputs")
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples" / "claims").glob("*.py"))
 PLANTED = """
 import torch
@@ -52,6 +53,18 @@ def after(x):
 inputs = {"x": torch.ones(4_000_000)}
 claim = "half the memory"
 """
+
+
+TRAINED = """
+import torch
+
+before = after = torch.nn.Linear(8, 8)
+before(torch.ones(1, 8)).sum().backward()  # with gradients, as one trains
+inputs = (torch.ones(8),)
+claim = "same memory"
+"""
+PAGE = (Path(__file__).parents[1] / "docs" / "check.md").read_text("utf-8")
+ON_THE_PAGE = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.S))  # `after` is in the end what swap makes
 
 
 def written(tmp_path, text):
@@ -155,11 +168,33 @@ def test_what_cannot_be_judged_ends_with_code_2_and_one_line(tmp_path, check, in
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_variants_of_an_example_agree(path):
     given = {"path": str(path), "inputs": None}
-    variants = {name: Made("gnnlab.check:part", given | {"name": name}) for name in ("before", "after", "inputs")}
+    variants = {name: Made("gnnlab.check:part", given | {"name": name}) for name in NAMES}
     mode, tolerance = (check_file.read(path).model_dump()[name] for name in ("mode", "tolerance"))
     sides = {name: asdict(made) for name, made in variants.items()}
     raced = race(**sides, mode=mode, tolerance=tolerance, seconds=0.01)
     assert raced["error"] <= 1e-5 and len(raced["before"]) == len(raced["after"]) >= estimates.LEAST_SAMPLES
+
+
+@pytest.mark.parametrize("text", [ON_THE_PAGE, TRAINED], ids=["made by swap", "trained in the file"])
+def test_time_and_memory_are_measured_of_what_is_made_with_gradients(tmp_path, text):
+    """Memory too: there all is made a second time."""
+    given = {"path": str(written(tmp_path, text)), "inputs": None}
+    before, after, inputs = (asdict(Made("gnnlab.check:part", given | {"name": name})) for name in NAMES)
+    raced = race(before, after, inputs, mode="inference", tolerance=1e-5, seconds=0.01)
+    assert raced["error"] <= 1e-5 and len(raced["after"]) >= estimates.LEAST_SAMPLES
+    assert min(turn(before, after, inputs, mode="inference", names=["before", "after"])) > 0
+    seen = {name: peak(variant, inputs, "inference") for name, variant in (("before", before), ("after", after))}
+    assert seen["after"]["torch_mib"] <= seen["before"]["torch_mib"] / (5 if text == ON_THE_PAGE else 1)
+
+
+def test_a_part_of_the_measuring_that_fails_names_itself_the_file_once_and_its_line(tmp_path, check):
+    count = "from pathlib import Path\nruns = Path('runs.txt'); n = len(runs.read_text()) if runs.exists() else 0\n"
+    fails = "runs.write_text(n * '.' + '.')\nif n > 1: raise OSError('none left')\n"
+    path = written(tmp_path, count.replace("runs.txt", str(tmp_path / "runs.txt")) + fails + TRAINED)
+    code, out, err = check(path, "1")
+    line = err.splitlines()[-1]
+    assert (code, out) == (2, "")
+    assert line == f"gnnlab: peak memory of before: {path} fails: OSError: none left (mine.py, line 4)"
 
 
 def test_inputs_may_come_from_a_function_in_place_of_the_file(tmp_path, monkeypatch):

@@ -64,8 +64,8 @@ def run(arguments: Namespace) -> int:
         show("\n".join(written.sentences(report)))
     if report.plan:
         save(report)
-    elif out and out.exists():
-        say(f"{out} is of an earlier run and was left as it is")
+    elif out:
+        say(f"{out} was not written" + ": the one that is there is of an earlier run" * out.exists())
     return 0
 
 

@@ -45,6 +45,17 @@ _NODES, _LAYERS = [100, 200, 400, 800, 1600], [1, 2, 4, 8, 12]
 _ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # what the user's environment says to the memory allocator
 _NODES_OF_OTHERS = 200  # of the graph on which layers and encodings are varied
 _LONGEST_S = 600  # of a section in a process of its own
+_MEMORY_ROWS = {  # of the printed report whose names in JSON say too little
+    "peak_mb": "forward pass without gradients, peak by torch's allocator",
+    "process_peak_mb": "forward pass without gradients, peak by the process",
+    "breakdown, activations": "breakdown, activations: the most at once",
+    "training, peak_mb": "forward and backward pass, peak by torch's allocator",
+    "training, process_peak_mb": "forward and backward pass, peak by the process",
+    "training, breakdown, activations_and_gradients": "training, breakdown, activations, gradients: the most at once",
+    "of_these, forward_activations": "of these, kept by a forward pass for the backward pass",
+    "of_these, output": "of these, output",
+    "of_these, gradients": "of these, gradients of the parameters",
+}
 _APART = ("memory", "fit")  # in a process of their own, on a CPU
 _LAST = ("fit", "scaling")  # the longest ones
 
@@ -215,6 +226,7 @@ def _runtime(workload: Workload, arguments: Namespace, share_s: float) -> Sectio
     frame = pd.DataFrame(report).T
     none = "none below six runs"
     frame["95 % interval"] = ["{:.4g} to {:.4g}".format(*ends) if ends else none for ends in frame["ci"]]
+    frame = frame.rename({"training_step": "training step, with Adam"})
     return report, _text(frame[["median", "95 % interval", "mean", "std", "num_runs"]])
 
 
@@ -231,8 +243,7 @@ def _memory(workload: Workload, arguments: Namespace, share_s: float) -> Section
         process = {} if process is None else {"process_peak_mb": sum(resident.values()) + process}
         peaks.append({"peak_mb": sum(parts.values()), **process, "breakdown": parts})
     report = {**peaks[0], "training": peaks[1], "of_these": dict(mib), "notes": mib.notes}
-    names = {"peak_mb": "peak_mb (torch's allocator)", "process_peak_mb": "process_peak_mb (resident memory)"}
-    return report, "\n".join([_text(_flat(report).rename(names)), *mib.notes])
+    return report, "\n".join([_text(_flat(report).rename(_MEMORY_ROWS)), *mib.notes])
 
 
 def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
@@ -255,7 +266,8 @@ def _flops(workload: Workload, arguments: Namespace, share_s: float) -> Section:
         report["formulas"] = {"total_gflops": estimate.total / 1e9, "breakdown": parts}
     except OneLineError as error:
         report["formulas"] = {"not_applicable": str(error)}
-    names = {"total_gflops": f"total_gflops, at least: without {lacking}"} if lacking else {}
+    names = {"total_gflops": f"total, at least: without {lacking}" if lacking else "total"}
+    names |= {"gb_moved": "bytes moved, at least (GB)", "coverage_of_bytes": "share of these bytes that was counted"}
     return report, _text(_flat(report).rename(names))
 
 

@@ -99,6 +99,7 @@ def _keep_what_is_shown(notebook: nbformat.NotebookNode) -> list[str]:
             continue
         if cell.cell_type == "markdown":  # pages link to pages; what the site does not hold is named
             cell.source = re.sub(r"\]\((\d\d_\w+)\.ipynb", r"](\1.html", cell.source)
+            cell.source = re.sub(r"\[([^]]+)\]\((?:\.\./)+\1\)", r"`\1`", cell.source)
             cell.source = re.sub(r"\[([^]]+)\]\((?:\.\./)+([^)]+)\)", r"\1 (`\2`)", cell.source)
         kept.append(cell)
         if any(output.get("metadata", {}).get(END) for output in outputs):  # what follows was not run

@@ -51,8 +51,10 @@ class Made:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
+        """The user's code runs as in a script, with gradients, whatever its result is called under."""
         _, _, name = self.target.partition(":")
-        return getattr(self._module, name)(**self.arguments)
+        with torch.inference_mode(False):
+            return getattr(self._module, name)(**self.arguments)
 
     @property
     def _module(self) -> ModuleType:
@@ -231,7 +233,10 @@ def _in_turns(here: Callable[..., Any], there: Callable[..., Any], sides: dict[s
 
 def _peak(ask: Callable[..., Any], sides: dict[str, Any], name: str, environment: Mapping[str, str] | None) -> Peak:
     with Worker(keep_memory=False, **(FREED_AT_ONCE | dict(environment or {}))) as worker:
-        return Peak(**ask(worker, "peak", variant=sides[name], inputs=sides["inputs"], mode=sides["mode"]))
+        try:
+            return Peak(**ask(worker, "peak", variant=sides[name], inputs=sides["inputs"], mode=sides["mode"]))
+        except GnnlabError as error:
+            raise GnnlabError(f"peak memory of {name}: {error}") from error
 
 
 # ---- in the processes -----------------------------------------------------------------------------------------------

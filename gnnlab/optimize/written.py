@@ -91,7 +91,7 @@ def sentences(report: OptimizeReport) -> list[str]:
     if not report.plan:
         may = "; ".join(f"{tried.name}, {gain_text(tried.gain)}" for tried in report.tried if tried.reason == NOT_SHOWN)
         more = f"No gain is beyond the noise. Open, for more --processes or --seconds: {may}."
-        lines.append(more if may else "No step was seen to make it faster: nothing to write.")
+        lines.append(more if may else "No step was seen to make it faster.")
     if busy := report.facts["busy"]:
         lines.append(f"The machine was busy ({busy}): on a quiet one gains may be others, of threads above all.")
     lines += [

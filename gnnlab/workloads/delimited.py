@@ -31,6 +31,9 @@ SUSPECTS = frozenset(b'#% \t,;|\r\n"s')  # how a line without data begins
 NO_DATA = re.compile(rb'[ \t,;|]*(?:[#%].*|"?sep=.?"?[\t,;]*)?')
 PADDED = re.compile(rb'[\n,;|\t "]0[0-9]')
 NUMBER = re.compile(r"[+-]?([0-9]+([.,][0-9]*)*|[.,][0-9]+)([eE][+-]?[0-9]+)?|nan|NaN")
+PRINTED = re.compile(  # (1, 2) of Python, or a node with its neighbours as 1: 2 3
+    r"\s*([\[({]+[^\[\](){}]+[\])}][\])},\s]*[0-9.]*|[0-9]+:(\s.*)?|[^\s:]+:(\s[^:]*)?)\s*"
+)
 NOT_GIVEN = ["", "NaN", "nan", "NA"]  # in a column of numbers
 TWINS = ("12", "01", "ab", "ij", "uv")  # in which the names of two like columns differ: txId1,txId2
 
@@ -54,12 +57,12 @@ class Lines:
     """The lines of a file that hold data. Each reading also finds: how many there are, its comments with the number of
     data lines before each, and whether a cell begins with 0 before a digit (`padded`)."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
+    def __init__(self, path: Path, row: str) -> None:
+        self.path, self.name, self.row = path, path.name, row
         lines = itertools.islice(itertools.chain.from_iterable(self.blocks()), SAMPLE)
         self.first = [line.decode() for line in lines]
         if not self.first:
-            raise GnnlabError("it holds no rows; write one edge a row: source,target")
+            raise GnnlabError(f"it holds no rows; write {row}")
 
     @property
     def suffix(self) -> str:
@@ -95,10 +98,13 @@ class Lines:
         if braces := [line for line in self.first if " {" in line]:
             kind = "multiline_adjlist" if re.fullmatch(r"\S+ {}\s*", braces[0]) else "edgelist"
             raise GnnlabError(f"networkx wrote it with {{}}: {self.by_networkx(kind)}")
+        if all(map(PRINTED.fullmatch, self.first[1:] or self.first)):
+            one = quoted(self.first[-1].strip())
+            raise GnnlabError(f"{one} is a printed tuple, or a node with its neighbours; write {self.row}")
         by_separator = {separator: _cells(self.first, separator) for separator in SEPARATORS}
         several = {s: rows for s, rows in by_separator.items() if max(map(len, rows)) > 1}
         if not several:
-            raise GnnlabError(f"{quoted(self.first[0].strip())} is one cell; write one edge a row: source,target")
+            raise GnnlabError(f"{quoted(self.first[0].strip())} is one cell; write {self.row}")
         even = {s: r for s, r in several.items() if len(r[-1]) > 1 and len({len(row) for row in r[1:] or r}) == 1}
         known = {s: r for s, r in several.items() if find_ids(r[0])}
         known = {s: r for s, r in known.items() if len(r[0]) == len(r[-1])} or known
@@ -155,14 +161,18 @@ def _holds_others(rows: list[list[str]], separator: str, choices: Iterable[str])
     return any(other in cell for cell in cells for other in others)
 
 
-def _has_header(rows: list[list[str]], find_ids: FindIds) -> bool | None:
+def _has_header(rows: list[list[str]], find_ids: FindIds, default: Ids) -> bool | None:
     """Whether row 1 is a header; none: it may be an edge as well."""
     first, rest = rows[0], [row for row in rows[1:] if row != rows[0]]
     ids = find_ids(first)
     if {"source", "target"} <= {key(name) for name in first}:
         return True
     if not rest or (not ids and any(NUMBER.fullmatch(cell) for cell in first)):
-        return False
+        by_pandas = [str(i) for i in range(len(first))]  # so it names columns, and its index not at all
+        if first == ["", *by_pandas[:-1]]:
+            return True
+        known = {cell for row in rest for cell in row[: len(default)]}
+        return None if rest and first == by_pandas and not known & set(first[:2]) else False
     for column in range(min(map(len, rows))):
         below = [row[column] for row in rest if row[column]]
         if below and all(map(NUMBER.fullmatch, below)) and not NUMBER.fullmatch(first[column]):
@@ -178,25 +188,28 @@ def _has_header(rows: list[list[str]], find_ids: FindIds) -> bool | None:
     return True if twins(first) else None
 
 
-def read(path: Path, find_ids: FindIds, default: Ids = (0, 1)) -> DelimitedTable:
-    """All cells of a file; ids that are no plain integers, such as those padded with zeros, stay text."""
-    lines = Lines(path)
+def read(path: Path, find_ids: FindIds, row: str, default: Ids) -> DelimitedTable:
+    """All cells of a file; ids that are no plain integers, such as those padded with zeros, stay text.
+
+    Args:
+        row: what a row is, as messages say it.
+        default: the places of the ids where no header tells them.
+    """
+    lines = Lines(path, row)
     rows, separator = lines.rows(find_ids)
     width = max(map(len, rows))
     header = _commented_header(lines, separator, width, find_ids)
-    has_header = False if header else _has_header(rows, find_ids)
+    has_header = False if header else _has_header(rows, find_ids, default)
     if has_header:
         header, rows = rows[0], rows[1:]
         if not rows:
-            raise GnnlabError("it holds a header and no rows; write one edge a row: source,target")
+            raise GnnlabError(f"it holds a header and no rows; write {lines.row}")
         quotes = lines.first[1].startswith('"') and all(row[0].isdigit() for row in rows)
         if quotes and len(header) == width - 1:  # R does not name the column of its row names
             header = ["", *header]
     if header is None and len(fewest_most := {len(row) for row in rows}) > 1:
-        raise GnnlabError(
-            f"rows have {min(fewest_most)} to {width} cells; write one edge a row: source,target "
-            f"(of neighbours in a row, {lines.by_networkx('adjlist', separator)})"
-        )
+        of_neighbours = f" (of neighbours in a row, {lines.by_networkx('adjlist', separator)})" * (len(default) > 1)
+        raise GnnlabError(f"rows have {min(fewest_most)} to {width} cells; write {lines.row}{of_neighbours}")
     ids = list(find_ids(header or []) or (len(default) > 1 and twins(header or [])) or default)
     plain = all(re.fullmatch("[0-9]{1,18}", row[i]) for row in rows for i in ids if i < len(row))
     no_ids = {i: NOT_GIVEN for i in range(width) if i not in ids}
@@ -204,7 +217,8 @@ def read(path: Path, find_ids: FindIds, default: Ids = (0, 1)) -> DelimitedTable
     _commented_header(lines, separator, width, find_ids)  # comments further down
     if has_header is None and not cells.loc[1:, ids].isin(list(cells.loc[0, ids])).any(axis=None):
         first = quoted(",".join(rows[0]))
-        raise GnnlabError(f"row 1, {first}, may be a header or an edge: write source,target in place of it, or above")
+        kind, names = ("an edge", "source,target") if len(default) > 1 else ("a node", "id and other names")
+        raise GnnlabError(f"row 1, {first}, may be a header or {kind}: write {names} in place of it, or above")
     cells = cells.drop(columns=[i for i in cells if i not in ids and cells[i].isna().all()])
     if header:
         _check_header(header, cells, ids)
@@ -227,6 +241,8 @@ def _commented_header(lines: Lines, separator: str, width: int, find_ids: FindId
             raise GnnlabError("a matrix of Matrix Market; call it .mtx")
         named = text[1:2].strip("#% ")  # a name may begin so, and a comment rather with a blank
         if place and not named:
+            if [comment for _, comment in lines.comments] == ["#"]:
+                raise GnnlabError("a row of # alone, above which a .tgf has nodes; delete it, and what is no edge")
             continue
         cells = _cells([text.lstrip("#% ")], separator)[0]
         if place == 0 and len(cells) == width and (find_ids(cells) or twins(cells)):
@@ -327,7 +343,7 @@ def _numbers(name: str, column: pd.Series, separator: str) -> np.ndarray:
             clean = column.notna().any() or re.search("[0-9]", one)
             how = "make all of it numbers" if clean else "number it (pandas.factorize)"
             raise GnnlabError(f"column {name} holds text, {quoted(one)}; {how} or delete the column")
-    return column.to_numpy(dtype=np.float64 if column.dtype.kind == "f" else np.int64)
+    return column.to_numpy(dtype=np.int64 if column.dtype.kind == "i" else np.float64)  # uint64 is beyond int64
 
 
 def complete(name: str, column: pd.Series) -> None:

@@ -23,7 +23,8 @@ from gnnswap.errors import quoted
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".edges")
 EXACT = 2**24  # up to which float32 has every integer
-TIMES = (1e8, 5e9)  # in seconds since 1970
+TIMES = {"iuf": (1e8, 5e9), "i": (5e11, 3e12)}  # in seconds and in milliseconds since 1970, by kinds of numbers
+DAYS = (19000101, 21001231)
 
 # names of columns without case, blanks and underscores; "node" or "id" may stand around those of the two ends
 SOURCES = (
@@ -32,6 +33,7 @@ SOURCES = (
 TARGETS = "target dst to tail v j end object receiver cited child callee followee destination dest ziel nach destino"
 END = r"(?:id|node|vertex)?({})(?:node|vertex)?(?:id|ids|idx|index|name)?"
 ROLES = [re.compile(END.format("|".join(names.split()))) for names in (SOURCES, TARGETS)]
+SPANS = {"start", "end", "from", "to"}  # names of the two ends, or of times
 INDEX = re.compile("|unnamed[0-9]+|rownames")  # as pandas or R name it
 ROW_NUMBERS = ("id", "edgeid", "index", "idx", "rowid", "row")
 TEXTS = ("type", "relation", "rel", "relationship", "predicate", "interaction", "metaedge", "edgetype")
@@ -53,7 +55,7 @@ def read(path: Path, nodes: dict[str, Any] | None = None) -> Data:
     """
     if path.stem.endswith("_A") and path.with_name(f"{path.stem[:-2]}_graph_indicator.txt").exists():
         raise GnnlabError(f"one file of a TU data set; name the set, as in pyg:TUDataset:{path.stem[:-2]}")
-    table = delimited.read(path, _ends)
+    table = delimited.read(path, _ends, "one edge a row: source,target", (0, 1))
     if nodes is None:
         _no_matrix(table)
     data, ends = _columns(table)
@@ -112,6 +114,9 @@ def _columns(table: DelimitedTable) -> tuple[Data, tuple[int, int]]:
         data.edge_weight = torch.tensor(features.pop(weight))
     if features:
         attr = np.stack(list(features.values()), axis=1)  # (E, D)
+        for name, column in features.items():
+            if attr.dtype != column.dtype and np.abs(column).max() > 2**53:
+                raise GnnlabError(f"column {name} beside fractions is float64, which rounds it; subtract its smallest")
         data.edge_attr = torch.from_numpy(attr if np.abs(attr).max() > EXACT else attr.astype(np.float32))
     return data, ends
 
@@ -121,6 +126,9 @@ def _with_header(table: DelimitedTable) -> tuple[tuple[int, int], dict[str, int]
     ends = _ends(names)
     if ends is None and not any(role.fullmatch(key(name)) for role in ROLES for name in names):
         ends = twins(names)
+    elif ends and min(ends) > 1 and (rivals := _may_be_ends(table, *ends)):
+        both = " or ".join(",".join(names[i] for i in pair) for pair in (rivals, ends))
+        raise GnnlabError(f"the two ends may be {both}; name their columns source,target")
     if ends is None:
         raise GnnlabError(
             f"the header {quoted(','.join(names))} is not understood; name the columns of the two ends source,target"
@@ -133,28 +141,44 @@ def _with_header(table: DelimitedTable) -> tuple[tuple[int, int], dict[str, int]
     return ends, others
 
 
+def _may_be_ends(table: DelimitedTable, start: int, end: int) -> Sequence[int]:
+    """Two columns before start,end that may be the ends: these are in order, and times, or the two share ids."""
+    cells, names = table.cells, table.header
+    if not {key(names[start]), key(names[end])} <= SPANS:
+        return ()
+    plain = [i for i in cells if i < min(start, end) and cells[i].dtype.kind != "f"]
+    two = [i for i in plain if not _counts_rows(names[i], cells[i])][:2]
+    ordered = all(cells[i].dtype.kind in "iuf" for i in (start, end)) and (cells[start] <= cells[end]).all()
+    like_ids = len(two) == 2 and (_are_times(cells[start]) or cells[two[0]].isin(cells[two[1]]).any())
+    return twins(names) or (two if ordered and like_ids else ())
+
+
 def _counts_rows(name: str, column: pd.Series) -> bool:
     """Whether a column is the index that pandas or R wrote, or consecutive numbers by a name for such."""
-    if INDEX.fullmatch(key(name)):
-        return column.is_unique
-    return key(name) in ROW_NUMBERS and column.dtype.kind == "i" and (np.diff(column) == 1).all()
+    if INDEX.fullmatch(key(name)) and (name or column.name == 0):
+        return column.dtype.kind != "f" and column.is_unique
+    return key(name) in ("", *ROW_NUMBERS) and column.dtype.kind == "i" and (np.diff(column) == 1).all()
 
 
 def _without_header(table: DelimitedTable) -> tuple[tuple[int, int], dict[str, int]]:
     cells, width = table.cells, table.cells.shape[1]
-    times = [cells[i].dtype.kind in "iuf" and cells[i].between(*TIMES).all() for i in cells]
+    if width in (2, 3):
+        _no_counts(cells, table.lines.first[0])
     if width == 2:
-        _no_counts(cells)
         return (0, 1), {}
+    if width == 3 and _is_relation(cells, table.separator):
+        table.unused.append("text in column 2")
+        return (0, 2), {}
     if width == 3 and not delimited.is_numeric(cells[2]):
         if not cells[1].isin(cells[0]).any() and cells[2].isin(cells[0]).any():  # a relation between the ends
             table.unused.append("text in column 2")
             return (0, 2), {}
         both = "source,relation,target or source,target,text"
         raise GnnlabError(f"three columns of text may be {both}; write one of these above the first edge")
-    if width == 3 and times[2]:
+    times = _are_times(cells[width - 1])
+    if width == 3 and times:
         both = "source,target,time or source,target,weight"
-        raise GnnlabError(f"column 3 may hold seconds or weights; write {both} above the first edge")
+        raise GnnlabError(f"column 3 may hold times or weights; write {both} above the first edge")
     if width == 3 and all(cells[i].dtype.kind == "i" for i in cells) and cells[0].is_unique:
         ends = cells[[0, 1]]
         if cells[2].isin(np.unique(ends)).any() and not ends.eq(cells[2], axis=0).any(axis=None):
@@ -162,21 +186,50 @@ def _without_header(table: DelimitedTable) -> tuple[tuple[int, int], dict[str, i
                 "three columns of integers may be source,target,weight (write that above the first edge) or a node "
                 f"and its neighbours ({table.lines.by_networkx('adjlist', table.separator)})"
             )
-    if width > 4 or (width == 4 and not times[3]):
+    if width > 4 or (width == 4 and not times):
         raise GnnlabError(f"{width} columns without names; write a header: source,target, and what the others are")
     ones = width == 4 and bool((cells[2] == 1).all())
     table.unused += ["column 3, 1 everywhere"] * ones + ["column 4, times"] * (width == 4)
     return (0, 1), {} if ones else {"weight": 2}
 
 
-def _no_counts(cells: pd.DataFrame) -> None:
-    """Refuses two numbers in row 1 that may be those of nodes and edges."""
-    nodes, edges = cells.iloc[0]
-    rest = cells.iloc[1:]
-    if edges == len(rest) and nodes >= len(np.unique(rest)):
+def _are_times(column: pd.Series) -> bool:
+    """Whether all may be seconds or milliseconds since 1970, or days as 20240131."""
+    kind = column.dtype.kind
+    if any(kind in kinds and column.between(*span).all() for kinds, span in TIMES.items()):
+        return True
+    days = kind == "i" and column.between(*DAYS).all()
+    return days and (column // 100 % 100).between(1, 12).all() and (column % 100).between(1, 31).all()
+
+
+def _is_relation(cells: pd.DataFrame, separator: str) -> bool:
+    """Whether column 2 joins two numbers, as in 1 -> 2; a word may do so as well, or be a node."""
+    odd = [not delimited.is_numeric(cells[i].iloc[: delimited.SAMPLE]) for i in (0, 1)]
+    if sum(odd) != 1 or cells[2].dtype.kind != "i":
+        return False
+    text, ids = (cells[i] for i in (odd.index(True), odd.index(False)))
+    if odd[1] and not text.str.contains(r"\w").any():
+        return True
+    if (len(cells) > 1 and text.nunique() == 1) or cells[2].astype(str).isin(ids).any():
+        with_text = "relation,source,target" if odd[0] else "source,relation,target"
+        both = f"{with_text} or source,target,weight".replace(",", separator)
+        raise GnnlabError(f"a row may be {both}; write one of these above the first edge")
+    return False
+
+
+def _no_counts(cells: pd.DataFrame, row: str) -> None:
+    """Refuses a first row that may be the numbers of nodes and edges, or of rows, columns and entries."""
+    nodes, *columns, edges = pd.to_numeric(cells.iloc[0], errors="coerce")
+    twice = 2 * edges == len(cells) - 1  # each edge in both directions
+    if (edges != len(cells) - 1 and not twice) or np.isnan([nodes, *columns]).any():
+        return
+    if nodes < len(np.unique(rest := cells.loc[1:, [0, 1]])):
+        return
+    if not twice or (pairs := pd.MultiIndex.from_frame(rest)).isin(pairs.swaplevel()).all():
+        above = "source,target,weight" if cells.shape[1] == 3 else "source,target"
         raise GnnlabError(
-            f"row 1, {nodes} {edges}, may be an edge or the numbers of nodes and edges; delete it, or write "
-            "source,target above it"
+            f"row 1, {quoted(row.strip())}, may be an edge or the numbers of nodes and edges; delete it, or write "
+            f"{above} above it"
         )
 
 
@@ -259,19 +312,23 @@ def _own(names: Sequence[str]) -> tuple[int] | None:
 def read_nodes(path: Path) -> dict[str, Any]:
     """A file of nodes, one a row: the column `id` of their names, `x` (N, F) of columns of numbers, `y` (N,) of one
     named label or class, where there are such; how it was read, and what is not used."""
-    table = delimited.read(path, _own, default=(0,))
+    table = delimited.read(path, _own, "one node a row: id, and numbers or a label", (0,))
     names = table.header or [f"column {i + 1}" for i in range(max(table.cells) + 1)]
     if _ends(names):
         raise GnnlabError(f"{','.join(names)[:80]} are edges; a file of nodes has a node a row, and a column id")
     (own,) = _own(names) or (0,)
-    columns, labels, unused = {}, {}, table.unused
+    columns, labels, unused, ids = {}, {}, table.unused, table.cells[own]
+    if ids.dtype.kind not in "iu" and delimited.is_numeric(ids) and (pd.to_numeric(ids, errors="coerce") % 1 > 0).any():
+        raise GnnlabError("a node is missing, or its id is a fraction; name the column of the nodes id, or write one")
     for i, column in table.cells.items():
         column = column.astype(int) if column.dtype.kind == "b" else column
         text = not delimited.is_numeric(column.dropna())
         label = key(names[i]) in LABELS or (table.header is None and text and i == max(table.cells))
         if i == own:
             continue
-        if _counts_rows(names[i], column):
+        if label and column.astype(str).eq(ids.astype(str)).all():
+            unused.append(f"ids again in {names[i]}")
+        elif _counts_rows(names[i], column):
             unused.append(f"row numbers {names[i]}".strip())
         elif label and not (text and column.is_unique):  # a label of its own for each node is a name
             labels[names[i]] = column
@@ -289,4 +346,4 @@ def read_nodes(path: Path) -> dict[str, Any]:
     columns = [column.astype(np.float64) for column in numbers(columns, table.separator).values()]
     x = {"x": np.stack(columns, axis=1)} if columns else {}
     how = f"nodes of {path.name}, {table.how[0]}"
-    return {"id": table.cells[own], **x, **y, "unused": unused, "how": how, "file": path.name}
+    return {"id": ids, **x, **y, "unused": unused, "how": how, "file": path.name}

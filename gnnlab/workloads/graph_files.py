@@ -20,7 +20,7 @@ import scipy.io
 import scipy.sparse
 import torch
 from torch_geometric.data import Data
-from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.data import BaseData, DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
@@ -150,8 +150,8 @@ def read_pt(path: Path, place: int | None = None) -> Data:
         how = [f"graph {place or 0} of {count:,}"]
     elif place is not None:
         raise GnnlabError(f"it holds one graph; leave [{place}] out")
-    if type(data) is dict and not any(isinstance(value, Mapping | Data | list) for value in data.values()):
-        data = _of_arrays({str(name): _array(value) for name, value in data.items()})
+    if isinstance(data, dict) and not any(isinstance(value, Mapping | Data | list) for value in data.values()):
+        data = _of_arrays({str(name): _array(value) for name, value in data.items() if value is not None})
     if not isinstance(data, Data):
         return data  # `checked` says what it is
     data._store.__dict__.pop("_cached_attr", None)
@@ -161,7 +161,8 @@ def read_pt(path: Path, place: int | None = None) -> Data:
 
 def _graph_at(several: list | tuple, place: int) -> tuple[Any, int]:
     """The graph at `place` of several, or of all graphs in one with the places where they begin, and their number."""
-    if isinstance(several, list) or all(isinstance(one, Data) for one in several):
+    kinds = (BaseData, dict) if isinstance(several, list) else Data
+    if all(isinstance(one, kinds) for one in several):
         count = len(several)
         if not count:
             raise GnnlabError("it holds an empty list; save one torch_geometric Data")
@@ -182,11 +183,15 @@ def _graph_at(several: list | tuple, place: int) -> tuple[Any, int]:
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def _array(value: Any) -> np.ndarray:
-    if torch.is_tensor(value):
-        value = value.detach().to_dense()
-        value = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
-    return np.asarray(value)
+def _array(value: Any) -> np.ndarray | scipy.sparse.coo_array:
+    if not torch.is_tensor(value):
+        return np.asarray(value)
+    value = value.detach()
+    value = value.float() if value.dtype in (torch.bfloat16, torch.half) else value  # not in numpy, or not in scipy
+    if value.layout == torch.strided or value.dim() != 2:
+        return value.to_dense().numpy()
+    entries = value.to_sparse_coo()  # _indices: an edge that is there twice stays so
+    return scipy.sparse.coo_array((entries._values().numpy(), tuple(entries._indices().numpy())), tuple(value.shape))
 
 
 def _of_arrays(arrays: dict[str, np.ndarray]) -> Data:
@@ -194,13 +199,14 @@ def _of_arrays(arrays: dict[str, np.ndarray]) -> Data:
     matrices = {name: _csr(arrays, name) for name in ("adj", "attr")}
     dense = next((name for name in arrays if name.lower() in ("adj", "adjacency", "adj_matrix", "a")), None)
     if dense and matrices["adj"] is None and arrays[dense].ndim == 2:
-        matrices["adj"] = scipy.sparse.csr_array(arrays.pop(dense))
+        matrices["adj"] = scipy.sparse.coo_array(arrays.pop(dense))
     if {"senders", "receivers"} <= arrays.keys():
         raise GnnlabError(
             "arrays as jraph names them; save edge_index=numpy.stack([senders, receivers]), x=nodes, edge_attr=edges"
         )
     fields, unused = {}, []
     for name, array in arrays.items():
+        array = _dense(array) if scipy.sparse.issparse(array) else array
         field = FIELD_OF.get(name.lower(), name)
         if array.dtype.kind not in "biufc" and field not in FIELDS:
             unused.append(f"text {name} {array.shape}")
@@ -241,6 +247,8 @@ def _of_matrix(adjacency: Any, fields: dict[str, np.ndarray], unused: list[str])
         matrix.eliminate_zeros()
     given = {"edge_index": np.stack([matrix.row, matrix.col]), "num_nodes": np.array(nodes)}
     if (matrix.data != 1).any():
+        if "edge_weight" in fields:
+            raise GnnlabError("both the adjacency and edge_weight give weights; keep one")
         given["edge_weight"] = matrix.data
     return _graph(given | fields, unused)
 
@@ -264,13 +272,14 @@ def _csr(arrays: dict[str, np.ndarray], name: str) -> scipy.sparse.csr_array | N
             if absent := [part for part in parts if part not in arrays]:
                 raise GnnlabError(f"{absent[0]} is missing; a CSR matrix is {', '.join(parts)}")
             data, indices, indptr, shape = map(arrays.pop, parts)
-            matrix = scipy.sparse.csr_array((data.astype(np.float32), indices, indptr), tuple(shape))
+            data = data if np.iscomplexobj(data) else data.astype(np.float32)  # which is refused
+            matrix = scipy.sparse.csr_array((data, indices, indptr), tuple(shape))
             matrix.check_format(full_check=True)
             return matrix
     return None
 
 
-def _dense(features: scipy.sparse.csr_array) -> np.ndarray:
+def _dense(features: scipy.sparse.sparray) -> np.ndarray:
     if (size := 4 * np.prod(features.shape, dtype=float)) > MOST_BYTES:
         rows, columns = features.shape
         raise GnnlabError(
@@ -281,10 +290,10 @@ def _dense(features: scipy.sparse.csr_array) -> np.ndarray:
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
-    """As PyG has it: float32 for fractions, int64 for integers."""
-    return values.astype(
-        {"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype), order="C"
-    )
+    """As PyG has it: float32 for fractions, int64 for integers, float64 for those beyond."""
+    integers = np.float64 if values.dtype == np.uint64 and values.max(initial=0) >= 2**63 else np.int64
+    kinds = {"f": np.float32, "i": integers, "u": integers}
+    return values.astype(kinds.get(values.dtype.kind, values.dtype), order="C")
 
 
 def read_packed(path: Path) -> Data:
@@ -320,6 +329,9 @@ CONVERT = {
         (".pkl", ".pickle", ".gpickle"),
         'networkx.write_graphml(pandas.read_pickle("{}"), "new.graphml"), if you trust the file, which may run code',
     ),
+    ".sif": 'pandas.read_csv("{}", sep=r"\\s+", names=["source", "type", "target"]).to_csv("new.csv", index=False)',
+    ".tgf": 'Path("new.txt").write_text("source target\\n" + Path("{}").read_text().partition("#\\n")[2]) of pathlib',
+    ".lgl": 'igraph.Graph.Read_Lgl("{}").write_graphml("new.graphml")',
     ".mat": 'scipy.sparse.save_npz("new.npz", scipy.sparse.csr_array(scipy.io.loadmat("{}")[NAME]))',
     ".bin": 'numpy.savez("new.npz", edge_index=torch.stack(dgl.load_graphs("{}")[0][0].edges()))',
     ".json": (

@@ -245,6 +245,10 @@ def checked(data: Data, source: str) -> Data:
                 data[field] = torch.from_numpy(graph_files.narrow(value))
         if data.get("edge_index") is None and torch.is_tensor(data.get("adj_t")):
             _edges_of_adj_t(data)
+        for field in ("x", "edge_weight", "edge_attr"):
+            if torch.is_tensor(value := data.get(field)) and value.is_complex():
+                real = f"{field}.abs(), or torch.view_as_real({field}).flatten(1)"
+                raise GnnlabError(f"{field} is {value.dtype}, and real numbers are needed: {real}")
         nodes = _check_edges(data)
         data.edge_index, edges = data.edge_index.to(torch.int64).contiguous(), data.edge_index.shape[1]
         if (weight := data.get("edge_weight")) is not None:
@@ -273,9 +277,13 @@ def _check_edges(data: Data) -> int:
     """The number of nodes; `GnnlabError` where there are no edges, or not among these nodes."""
     with warnings.catch_warnings():  # PyG warns where it reads the number of nodes from the edges, as is meant
         warnings.simplefilter("ignore")
+        if isinstance(data.get("edge_index"), list | tuple):
+            raise GnnlabError("edge_index is a list; make it torch.tensor(edge_index), (2, E)")
         nodes = data.num_nodes
         if not nodes or data.get("edge_index") is None or not data.num_edges:
-            raise GnnlabError(f"the graph has no {'edges' if nodes else 'nodes'}; at least one is needed")
+            what = "edges" if nodes else "nodes"
+            of_adj = "; of adj: edge_index, edge_weight = torch_geometric.utils.dense_to_sparse(adj)" * ("adj" in data)
+            raise GnnlabError(f"the graph has no {what}; at least one is needed{of_adj}")
         if data.edge_index.is_floating_point():
             raise GnnlabError(f"edge_index must hold integers, got {data.edge_index.dtype}")
         if (last := int(data.edge_index.max())) >= nodes:
@@ -292,8 +300,6 @@ def _check_edges(data: Data) -> int:
 
 def _features(x: torch.Tensor, nodes: int) -> torch.Tensor:
     """float32 (N, F)"""
-    if x.is_complex():
-        raise GnnlabError(f"x is {x.dtype}, and float32 is needed: torch.view_as_real(x).flatten(1)")
     if x.dim() > 2:
         raise GnnlabError(f"x has shape {tuple(x.shape)}, and (N, F) is needed: x.flatten(1), or one step, x[:, 0]")
     if len(x) != nodes or x.numel() == 0:
@@ -309,6 +315,8 @@ def _edges_of_adj_t(data: Data) -> None:
     target_source = data.adj_t.to_sparse_coo()  # _indices: an edge that is there twice stays so
     data.edge_index = target_source._indices().flip(0)
     if (target_source._values() != 1).any():
+        if data.get("edge_weight") is not None:
+            raise GnnlabError("both adj_t and edge_weight give weights; keep one")
         data.edge_weight = target_source._values()
     data.num_nodes = len(data.adj_t)
     del data.adj_t

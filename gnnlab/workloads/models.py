@@ -9,7 +9,7 @@ import copy
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -31,7 +31,6 @@ from gnnlab.workloads.symptom_gat import SymptomGAT
 from gnnswap.errors import OneLineError, one_line, quoted
 from gnnswap.inputs import bind, guarded_sequential, parameters_of, tensors_in
 
-WHOLE_GRAPH = ("data", "graph", "batch")  # names of an only argument that mean the Data itself
 INPUTS = "inputs:"  # before module:function, in place of a graph
 
 
@@ -252,7 +251,11 @@ def _try(spec: str, model: nn.Module, batch: Any) -> None:
     inputs = () if by_name else batch if isinstance(batch, tuple) else (batch,)
     try:
         with user_code.guarded(f"{spec}: its forward raised"), user_code.forked_random(), torch.no_grad():
-            model.eval()(*inputs, **(batch if by_name else {}))
+            given = model.eval()(*inputs, **(batch if by_name else {}))
     finally:
         for module, flag in training.items():
             module.training = flag
+    if given is None or isinstance(given, Coroutine | Generator | AsyncGenerator):
+        if isinstance(given, Coroutine):
+            given.close()  # else Python warns that it was never awaited
+        raise GnnlabError(f"{spec}: its forward must return tensors, it returned {type(given).__name__}")

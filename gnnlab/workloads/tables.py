@@ -32,7 +32,8 @@ from gnnswap.errors import one_line, quoted
 
 SEPARATOR = ";"  # of the labels in one cell
 ROWS_A_CLASS = 2  # fewer rows a class on average: the column is text, an identifier or a quantity
-MISSING = ("NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")  # among numbers; else they are categories
+# among numbers; else they are categories
+MISSING = ("NA", "#N/A", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None")
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ def _read_text(path: Path) -> pd.DataFrame:
         raise GnnlabError(f"of packed files tables are read; unpack it with gunzip {path.name}")
     with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         header = file.readline()
+    header = re.sub('"[^"]*"', "", header)  # a name may hold a separator
     separator = next((each for each in (SEPARATORS[kind], "\t", ";", ",", "|") if each in header), ",")
     try:
         rows = pd.read_csv(path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
@@ -239,6 +241,9 @@ def _read_text(path: Path) -> pd.DataFrame:
         raise GnnlabError(uneven(error)) from error
     except pd.errors.EmptyDataError as error:
         raise GnnlabError("it is empty; names of columns are needed, and rows") from error
+    again = (rows[1:] == rows.iloc[0]).all(axis=1)
+    if again.any() and rows.shape[1] > 1:
+        raise GnnlabError(f"row {again.idxmax() + 1} is the header again; delete it, and what does not belong there")
     for _, column in rows.items():
         broken = column[column.str.contains("\n", regex=False, na=False)]
         inner = broken.str.split("\n").str[1:].explode().str.count(re.escape(separator))

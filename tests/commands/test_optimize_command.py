@@ -87,6 +87,21 @@ def test_the_module_is_written_as_soon_as_there_is_a_gain(optimize, monkeypatch,
     assert "steps.fast_layers(model, batch)" in (tmp_path / "fast.py").read_text()
 
 
+@pytest.mark.parametrize("factors", [(1.2, 1.2, 1.2), (0.8, 0.5, 1.1)], ids=["slower", "not shown"])
+def test_without_a_gain_no_module_is_written_and_that_is_said(optimize, monkeypatch, tmp_path, factors):
+    Planted(monkeypatch, lambda plan, process: factors[process])
+    arguments = ("own_models:gin", "--graph", "karate", "--out", "fast.py")
+    for there, words in (
+        (False, "fast.py was not written"),
+        (True, "fast.py was not written: the one that is there is of an earlier run"),
+    ):
+        if there:
+            (tmp_path / "fast.py").write_text("# written by `gnnlab optimize`\n")
+        code, out, err = optimize(*arguments)
+        assert code == 0 and "No " in out and err.splitlines()[-1] == words
+        assert (tmp_path / "fast.py").exists() is there
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,6 +1,7 @@
 """`gnnlab profile` of a user's own model: what fails is one line; the sizes are those of notebook 01."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def profiled(factory, capsys, *parts):
 def test_the_allocator_is_the_user_s_and_what_the_environment_says_to_it_is_recorded(capsys, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "17")
     assert profiled("gcn", capsys)[1]["hardware"]["allocator"]["MALLOC_TRIM_THRESHOLD_"] == "17"
+
+
+def test_what_is_printed_says_of_each_row_what_it_holds(capsys):
+    given = ["--model", "own_models:gcn", "--graph", "karate", "--budget", "1", "--profile"]
+    assert cli.main(["profile", *given, "runtime", "memory", "flops"]) == 0
+    printed = capsys.readouterr().out
+    assert not re.search(r"peak_mb|gb_moved|forward_activations|training_step|total_gflops", printed)
+    kept, moved = "kept by a forward pass for the backward pass", "bytes moved, at least (GB)"
+    for row in ("training step, with Adam", "without gradients, peak by torch's allocator", kept, moved):
+        assert row in printed
 
 
 @pytest.mark.parametrize("part", ["runtime", "memory"])

@@ -1,5 +1,6 @@
 """The site: everything is rendered, nothing is fetched, no string from a result becomes markup, damage stays local."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -174,6 +175,37 @@ def test_the_environment_card_takes_whatever_is_known_and_escapes_it(environment
     assert card.lstrip().startswith("<div") and not re.search("None|<style|<script|<img", card)
 
 
+ODD = [
+    {"cpu": "AMD", "devices": "GPU"},
+    {"cpu": {"model": 5, "usable": "2", "quota": "1", "l2_cache_bytes": "a"}, "devices": [1, {"kind": "CUDA"}]},
+    {"versions": [1], "others_percent": "much"},
+    {"finished": "x", "versions": {"torch": 2}, "devices": 5},
+    {"finished": {"steal_percent": "x", "others_percent": []}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_of_an_environment_is_of_another_kind_counts_as_not_known(tmp_path, odd):
+    small_site.write(tmp_path)
+    result("05_npu_measure", tmp_path, environment=ENVIRONMENT)
+    file = result("01_profile_bottlenecks", tmp_path) / results.RESULT  # beside its executed notebook
+    changed = {"environment": ENVIRONMENT | odd, "parameters": {"models": [1], "graphs": {"a": None}}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    assert "01_profile_bottlenecks.html" in report.build_site(tmp_path).read_text(encoding="utf-8")
+
+
+def test_a_page_stays_where_the_results_that_it_shows_cannot_be_read_and_goes_where_there_are_none(tmp_path):
+    run = result("01_profile_bottlenecks", tmp_path)
+    report.build_site(tmp_path)
+    (run / results.RESULT).write_text((run / results.RESULT).read_text().replace("params_set", "set"))
+    assert "not a result file of this version" in report.build_site(tmp_path).read_text(encoding="utf-8")
+    assert (tmp_path / "01_profile_bottlenecks.html").exists()
+    (run / results.RESULT).unlink()
+    result("01_profile_bottlenecks", tmp_path, status="failed", reason="late")
+    report.build_site(tmp_path)
+    assert not (tmp_path / "01_profile_bottlenecks.html").exists()
+
+
 def test_every_relative_link_of_the_site_leads_to_a_file(finished):
     for page in finished.rglob("*.html"):
         for tag, attributes in tags(page.read_text(encoding="utf-8")):
@@ -220,11 +252,12 @@ def test_tables_stay_and_math_code_and_quotes_of_markdown_too(tmp_path):
 
 def test_links_lead_to_pages_of_the_site_and_of_what_it_does_not_hold_the_path_is_shown(tmp_path):
     links = ["../docs/measuring.md", "02_optimize_gnn.ipynb#a", "#here", "https://example.org/a"]
-    cell = v4.new_markdown_cell(" ".join(f"[{link[-4:]}]({link})" for link in links))
+    words = [f"[{link[-4:]}]({link})" for link in links]
+    cell = v4.new_markdown_cell(" ".join([*words, "[docs/own.md](../docs/own.md)"]))
     html = shown(tmp_path, v4.new_markdown_cell("# Title"), cell).article
     targets = [attributes["href"] for tag, attributes in tags(html) if tag == "a"]
     assert targets == ["02_optimize_gnn.html#a", "#here", "https://example.org/a"]
-    assert "g.md (<code>docs/measuring.md</code>)" in html
+    assert "g.md (<code>docs/measuring.md</code>)" in html and html.count("docs/own.md") == 1
 
 
 def test_a_heading_over_what_the_page_shows_elsewhere_is_left_out(tmp_path):

@@ -141,6 +141,14 @@ GRAPHML = """<graphml><key attr.name="vip" attr.type="int" for="node" id="w"><de
             "a.mtx: 3 edges, 3 nodes",
         ),
         ("a.mtx.gz", "%%MatrixMarket matrix coordinate pattern general\n3 3 3\n1 2\n2 3\n3 1\n", "a.mtx.gz: 3 edges"),
+        ("a.csv", ",0,1\n0,5,6\n1,6,7\n2,7,5\n", "not used: row numbers"),
+        ("a.txt", "1 -> 2\n2 -> 3\n3 -> 1\n", "text in column 2"),
+        ("a.csv", "1,--,2\n2,--,3\n3,--,1\n", "text in column 2"),
+        ("a.csv", ",id,start,end\n0,1,f,g\n1,2,g,h\n2,3,h,f\n", "row numbers, row numbers id"),
+        ("a.csv", "id,from,to\n5,1,2\n6,2,3\n7,3,1\n", "header id,from,to; ids 1..3"),
+        ("a.csv", "source,target,\nf,g,0\ng,h,1\nh,f,2\n", "not used: row numbers"),
+        ("a.tsv", "0\t1\t1\t20240131\n1\t2\t1\t20240201\n2\t0\t1\t20240202", "column 4, times"),
+        ("a.csv", "(f),(g)\n(g),(h)\n(h),(f)\n", "no header; 3 edges, 3 named"),
     ],
 )  # fmt: skip
 def test_edge_lists_of_every_manner_give_the_same_graph_and_say_how_they_were_read(name, text, said, tmp_path):
@@ -166,6 +174,17 @@ def test_edge_lists_of_every_manner_give_the_same_graph_and_say_how_they_were_re
         ("a.csv", "u,v,137438953472\nu,v,68719476736\n", [2**37, 2**36], None),
         ("a.csv", "from,to,2020\nu,v,5\nu,v,6\n", None, [[5], [6]]),
         ("a.csv", "source,target,index\nu,v,0.25\nu,v,0.5\n", None, [[0.25], [0.5]]),
+        ("a.csv", "source,target,\nu,v,0.25\nu,v,0.5\n", None, [[0.25], [0.5]]),
+        ("a.csv", "u,v,18446744073709551615\nu,v,3\n", [2**64, 3], None),
+        ("a.csv", "source,target,w\nu,v,18446744073709551615\nu,v,3\n", None, [[2**64], [3]]),
+        (
+            "a.mtx",
+            "%%MatrixMarket matrix coordinate unsigned-integer general\n2 2 2\n1 2 18446744073709551615\n1 2 3\n",
+            [2**64, 3],
+            None,
+        ),
+        ("a.csv", "from,to,x1,x2\nu,v,1,2\nu,v,2,1\n", None, [[1, 2], [2, 1]]),
+        ("a.csv", "x1,x2,start,end\n1,2,u,v\n2,1,u,v\n", None, [[1, 2], [2, 1]]),
     ],
 )
 def test_weights_and_features_of_edges_are_exact(name, text, weights, attr, tmp_path):
@@ -206,6 +225,9 @@ def test_reading_takes_less_memory_than_the_file_five_times(tmp_path):
         ("1,3\n3,2\n", "1\t0.5\tA\n2\t1.5\tB\n3\t2.5\tB\n4\t1\tA\n", [[0.5], [1.5], [2.5], [1]], [0, 1, 1, 0]),
         ("0,2\n2,1\n", ",name,id,f\n0,Ann,0,True\n1,Bob,1,False\n2,Cid,2,True\n", [[1], [0], [1]], None),
         ("0,2\n2,1\n", ",f\n0,3\n1,4\n2,5\n", [[3], [4], [5]], None),
+        ("0,2\n2,1\n", "0,1\n1,2\n2,3\n", [[1], [2], [3]], None),
+        ("0,2\n2,1\n", "Id,Label,f\n0,0,3\n1,1,4\n2,2,5\n", [[3], [4], [5]], None),
+        ("f,h\nh,g\n", "id,a\nf,18446744073709551615\ng,2\nh,3\n", [[2**64], [2], [3]], None),
     ],
 )
 def test_a_file_of_nodes_gives_features_labels_and_nodes_without_edges(edges, nodes, x, y, tmp_path):
@@ -228,6 +250,10 @@ def test_a_file_of_nodes_gives_features_labels_and_nodes_without_edges(edges, no
         ("id,f\n0,1\n1,2\n1.0,3\n", "node '1' is in n.csv twice"),
         ("id,f\na,1\na ,2\n", "node 'a' is in n.csv twice"),
         ("f,g\n0.1,1\n0.2,2\n", "its id is a fraction"),
+        ("0.5,-0.2\n-0.1,3\n1.5,2\n", "n.csv: a node is missing, or its id is a fraction"),
+        ("0,1\na,0.5\nb,1\n", "row 1, '0,1', may be a header or a node: write id and other names"),
+        ("id\n0\n1\n", "write one node a row: id, and numbers or a label"),
+        ("0,1\n1,2,3\n", "rows have 2 to 3 cells; write one node a row: id, and numbers or a label"),
     ],
 )
 def test_a_file_of_nodes_that_may_mean_two_things_is_refused(nodes, part, tmp_path):
@@ -276,6 +302,33 @@ def test_a_matrix_that_scipy_saved_is_read(kind, tmp_path):
         ("a.txt", "4\n2 1\n3 1 2\n", "rows have 1 to 3 cells"),
         ("a.csv", "source,target\r0,1\r", "line feeds"),
         ("a.csv", "0.5,1.5\n2.5,3\n", "fraction"),
+        ("a.csv", "0,1\na,b\nb,c\n", "row 1, '0,1', may be a header or an edge: write source,target"),
+        ("a.csv", "0,1\n5\n6,7\n", "rows have 1 to 2 cells; write one edge a row: source,target (of neighbours"),
+        ("a.csv", "0,1\n5,6\n6,7\n7,5\n", "may be a header or an edge"),
+        ("a.tsv", "0\t1\t2\na\tb\t0.5\n", "may be a header or an edge"),
+        ("a.csv", ",0,1,2\n0,5,6,0.5\n1,6,7,2\n", "header ',0,1,2' is not understood"),
+        ("a.txt", "1 pp 2\n2 pp 3\n", "may be source relation target or source target weight"),
+        ("a.txt", "3 pp 1\n4 pp 2\n", "may be source relation target or source target weight"),
+        ("a.txt", "e 1 2\ne 2 3\n", "may be relation source target or source target weight"),
+        ("a.txt", "knows 1 2\nlikes 2 3\nknows 3 1\n", "may be relation source target or"),
+        ("a.csv", "id1,id2,start,end\n1,2,5,6\n2,3,7,9\n", "the two ends may be id1,id2 or start,end"),
+        ("a.csv", "person1,person2,start,end\na,b,5,6\nc,d,7,9\n", "may be person1,person2 or start,end"),
+        ("a.csv", "id1,id2,w,start,end\n1,2,0.5,5,6\n2,3,1,7,9\n", "the two ends may be id1,id2 or start,end"),
+        ("a.csv", "user,friend,from,to\n1,2,5,6\n2,3,7,9\n", "may be user,friend or from,to"),
+        ("a.csv", "user,item,start,end\n1,22,1262347230,1262347231\n3,33,1262347232,1262347233\n", "may be user,item"),
+        ("a.txt", "5 4 4\n1 2 0.5\n2 3 1\n3 4 1\n4 5 1\n", "row 1, '5 4 4', may be an edge or the numbers"),
+        ("a.txt", "34 34 3\n1 2 1\n2 3 1\n1 3 1\n", "write source,target,weight above it"),
+        ("a.txt", "4 3\n1 2\n2 1\n2 3\n3 2\n3 4\n4 3\n", "may be an edge or the numbers"),
+        ("a.txt", "3 2\na b\nb c\n", "may be an edge or the numbers"),
+        ("a.txt", "(1, 2)\n(2, 3)\n(3, 1)\n", "'(3, 1)' is a printed tuple"),
+        ("a.txt", "[0 1]\n[1 2]\n", "is a printed tuple"),
+        ("a.txt", "1: 2\n2: 3\n", "'2: 3' is a printed tuple, or a node with its neighbours"),
+        ("a.txt", "0: 1 2\n1: 0\n2:\n", "a node with its neighbours"),
+        ("a.txt", "1 a\n2 b\n#\n1 2\n", "a row of # alone, above which a .tgf has nodes"),
+        ("a.lgl", "# a\nb 1\n", 'igraph.Graph.Read_Lgl("a.lgl")'),
+        ("a.txt", "0 1 1262347230000\n1 2 1262347231000\n", "source,target,time or source,target,weight"),
+        ("a.txt", "0 1 20240131\n1 2 20240201\n", "column 3 may hold times or weights"),
+        ("a.csv", "source,target,t,w\n0,1,1500000000000000001,0.5\n", "column t beside fractions is float64, which"),
         ("a.csv", "source,target,time\n0,1,\n0,1,2\n", "column time holds nan or nothing in 1 of 2 rows"),
         ("a.csv", "source,target,time,time\n0,1,2,3\n", "two columns have the name 'time'"),
         ("a.csv", "source,target,w\n0,1,True\n", "column w holds text, 'True'"),
@@ -327,6 +380,12 @@ def test_a_matrix_that_scipy_saved_is_read(kind, tmp_path):
         ("a.npz", {"edge_index": PAIRS.T[:, :1]}, "write it as (2, E)"),
         ("a.npz", {"edges": np.array(4)}, "write it as (2, E)"),
         ("a.npz", {"edge_index": PAIRS, "adj": np.eye(3)}, "both an adjacency and edges"),
+        ("a.npz", {"adj": 2 * np.eye(3), "edge_weight": np.ones(3)}, "adjacency and edge_weight give weights"),
+        ("a.npz", {"adj_data": np.array([1j, 1]), "adj_indices": np.array([0, 1]), "adj_indptr": np.arange(3)}
+         | {"adj_shape": np.array([2, 2])}, "the matrix holds complex numbers"),
+        ("a.pt", Data(x=torch.ones(2, 1), adj_t=2 * torch.eye(2).to_sparse(), edge_weight=torch.ones(2)), "keep one"),
+        ("a.pt", torch.nn.Linear(1, 1).state_dict(), "there is no edge_index (2, E) among 'weight, bias'"),
+        ("a.pt", [[0, 1], [1, 2]], "it holds [[0, 1], [1, 2]]; save one torch_geometric Data"),
         ("a.npz", {"senders": PAIRS[0], "receivers": PAIRS[1]}, "numpy.stack([senders, receivers])"),
         ("a.npz", "PK\3\4 and no more", "cut off or damaged; download it again"),
         ("a.pt", "PK\3\4 and no more", "cut off or damaged"),
@@ -391,6 +450,7 @@ def test_what_pyg_saves_after_its_own_methods_and_of_several_graphs_is_read(tmp_
         "f.pt[1]": (several, 2, 1),
         "k.pt[1]": (tuple(several), 2, 1),
         "l.pt": (Data(x=torch.nn.Parameter(torch.ones(3, 2)), edge_index=edges, num_nodes=np.int64(3)), 3, 3),
+        "n.pt": ({"edge_index": edges, "x": torch.ones(3, 2), "edge_attr": None}, 3, 3),
         "m.pt": ({"edge_index": edges, "x": torch.ones(3, 2, dtype=torch.bfloat16, requires_grad=True)}, 3, 3),
         "g.pt[1]": ((whole, slices), 3, 3),
         "h.pt": ((made.to_dict(), None, Data), 3, 3),
@@ -412,6 +472,12 @@ def test_an_adjacency_in_place_of_the_edges_is_read(tmp_path):
     twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 1.0], (2, 2), check_invariants=True)
     data = graphs.load(write(tmp_path / "b.pt", Data(x=torch.ones(2, 1), adj_t=twice)))
     assert data.edge_index.tolist() == [[1, 1], [0, 0]] and data.get("edge_weight") is None
+    stored = torch.sparse_coo_tensor([[0, 0, 1], [1, 1, 0]], [1.0, 2.0, 0.0], (20_000, 20_000), check_invariants=True)
+    tracemalloc.start()  # 20,000 x 20,000 take 1.6 GB
+    data = graphs.load(write(tmp_path / "c.pt", {"adj": stored, "x": torch.ones(20_000, 1)}))
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
+    assert data.edge_index.tolist() == [[0, 0, 1], [1, 1, 0]] and data.edge_weight.tolist() == [1, 2, 0]
 
 
 GML = "graph [ node [ id 0 graphics [ x 1.0 ] ] node [ id 1 ] edge [ source 0 target 1 ] directed 1 ]"
@@ -429,6 +495,8 @@ defaultedgetype="directed"><nodes><node id="0" label="f"><viz:size value="3"/></
         ("a.json", '{"directed": true, "nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 1}]}'),
         ("a.edgelist", "0 1\n"),
         ("a.adjlist", "0 1\n1\n"),
+        ("a.sif", "f pp g\n"),
+        ("a.tgf", "f one\ng\n#\nf g\n"),
         ("a.csv", ",f,g\nf,0,2.5\ng,0,0\n"),
         ("a.txt", "0 1 {'weight': 2.0}\n"),
     ],
@@ -436,9 +504,9 @@ defaultedgetype="directed"><nodes><node id="0" label="f"><viz:size value="3"/></
 def test_the_line_of_python_in_a_refusal_makes_a_graph_that_is_read(name, text, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     line = refusal(graphs.load, write(tmp_path / name, text))
-    start = next(line.index(code) for code in ("graph = networkx", "networkx.") if code in line)
-    code = line[start:].split(", with edges=")[0].removesuffix(" leaves 0 out")
-    exec(code, {"networkx": nx, "pandas": pd, "json": json})
+    start = next(line.index(code) for code in ("graph = networkx", "networkx.", "pandas.", "Path(") if code in line)
+    code = line[start:].split(", with edges=")[0].removesuffix(" leaves 0 out").removesuffix(" of pathlib")
+    exec(code, {"networkx": nx, "pandas": pd, "json": json, "Path": Path})
     made = next(path for path in tmp_path.iterdir() if path.stem == "new")
     assert graphs.load(made).edge_index.tolist() == [[0], [1]]
 

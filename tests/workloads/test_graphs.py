@@ -150,6 +150,9 @@ def test_one_line_says_what_was_read(given, line):
         ({"edge_weight": [1.0]}, "edge_weight must hold 3 numbers"),
         ({"x": [[[1.0]] * 4] * 3}, "x has shape (3, 4, 1), and (N, F) is needed: x.flatten(1)"),
         ({"x": [[1j]] * 3}, "torch.view_as_real(x).flatten(1)"),
+        ({"edge_weight": [1j, 1, 1]}, "edge_weight is torch.complex64, and real numbers are needed"),
+        ({"edge_attr": [1j, 1, 1]}, "edge_attr.abs()"),
+        ({"edge_index": None, "adj": EDGES}, "torch_geometric.utils.dense_to_sparse(adj)"),
         ({"edge_index": [[0, 1], [1, 2 * 10**7]], "x": None}, "number the nodes of the edges 0..N-1"),
     ],
 )

@@ -49,6 +49,16 @@ MINE = """
     @module
     def Starred(self, *args): return args[0].x
     @module
+    def Keywords(self, **fields): return fields["x"]
+    @module
+    def Nothing(self, x): return None
+    @module
+    def Yields(self, x): yield x
+    @module
+    async def Awaited(self, x): return x
+    def compiled(): return torch.compile(Features(), backend="eager")
+    def parallel(data): return nn.DataParallel(Fields(data))
+    @module
     def First(self, *args): return args[0]
     @module
     def Features(self, x): return x.sum(dim=0)
@@ -150,7 +160,8 @@ def test_a_device_that_is_not_there_is_refused():
     [
         ("Fields", ["x", "edge_index", "edge_weight"]),
         ("make", ["x", "edge_index", "edge_weight"]),
-        *((name, ["x"]) for name in ("Features", "plain", "defaults")),
+        *((name, ["x", "edge_index", "edge_weight"]) for name in ("Keywords", "parallel")),
+        *((name, ["x"]) for name in ("Features", "plain", "defaults", "compiled")),
         ("Pooled", ["x", "batch", "num_nodes"]),
         *((name, Data) for name in ("Whole", "Batched", "Starred")),  # names no field: the whole graph
     ],
@@ -194,6 +205,9 @@ def test_two_models_of_pygs_sequential_have_a_forward_each(mine):
         ("mine:returns", {}, "must return a torch.nn.Module, it returned 'a model'"),
         ("mine:needs", {}, "cannot be called with the graph: missing a required argument: 'width'"),
         ("mine:Positions", {}, "forward wants pos, z, which the graph lacks; it has edge_index, train_mask, x, y"),
+        ("mine:Nothing", {}, "its forward must return tensors, it returned NoneType"),
+        ("mine:Yields", {}, "its forward must return tensors, it returned generator"),
+        ("mine:Awaited", {}, "its forward must return tensors, it returned coroutine"),
         ("mine:Fails", {}, "its forward raised RuntimeError: .*shapes cannot be multiplied"),
     ],
 )

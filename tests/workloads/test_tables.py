@@ -134,7 +134,7 @@ def test_missing_values_become_index_0_rows_without_a_target_are_left_out_and_bo
 
 
 def test_none_and_na_are_classes_of_text_and_missing_among_numbers(tmp_path):
-    outcome, gene = ["None", "NA", "Apnea"] * 2, ["1", "2", "nan", "1", "N/A", "2"]
+    outcome, gene = ["None", "NA", "Apnea"] * 2, ["1", "2", "#N/A", "1", "N/A", "2"]
     for kind in ("csv", "parquet"):
         path = tmp_path / f"a.{kind}"
         frame = pd.DataFrame(
@@ -186,6 +186,8 @@ def test_a_table_is_read_packed_with_another_separator_and_with_a_column_as_inde
         ("a.csv", "drug,gene,outcome,signs\na,b,c,d\na,b,c,d,e\n", "row 3 has 5 cells, those above 4"),
         ("a.csv", "drug,gene,drug,outcome,signs\na,b,c,d,e\n", "there are two columns 'drug'"),
         ("a.tsv", 'drug\tgene\n"a\tb\nc\td\n"e\tf\n', "rows within a quotation mark that is left open"),
+        ("a.csv", "drug,gene\na,b\ndrug,gene\nc,d\n", "row 3 is the header again"),
+        ("a.csv", '"drug (mg, oral)";gene\na;b\n', "no column 'drug'; there are 'drug (mg, oral), gene'"),
         ("a.csv", 'drug,gene\n"a,b\n', "a quotation mark is opened and not closed"),
         ("a.csv", "PK\3\4", "a zip archive or an Excel file"),
         ("a.csv.gz", b"\x1f\x8b and no more", "cut off or damaged"),
