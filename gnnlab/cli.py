@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
@@ -30,9 +31,9 @@ OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 a notebook failed, 2 bad input, 130 stopped by Ctrl-C."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started this process
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  to the process' end
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  to the process' end
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a Windows code page knows few characters
@@ -50,18 +51,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         if not type(error).__module__.startswith(("gnnlab", "gnnswap")):
             raise
-        print(f"gnnlab: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return _bad_input(error)
     except BrokenPipeError:  # the reader of a pipe has gone; whatever is left has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
         if (lacking := _lacking(error, getattr(arguments, "needs", "gnnlab"))) is None:
             raise
-        print(f"gnnlab: {lacking}", file=sys.stderr)
-        return BAD_INPUT
+        return _bad_input(lacking)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _bad_input(what: object) -> int:
+    with suppress(OSError):  # of a full disk
+        print(f"gnnlab: {what}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def _lacking(error: BaseException, needs: str) -> str | None:

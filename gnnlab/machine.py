@@ -158,6 +158,24 @@ def environment() -> dict[str, Any]:
     }
 
 
+KINDS = {  # of what of it is computed with
+    **dict.fromkeys(("cpu", "versions", "finished"), dict),
+    **dict.fromkeys(("model", "torch", "name", "kind"), str),
+    **dict.fromkeys(("cores", "logical", "usable", "quota", "others_percent", "steal_percent"), (int, float)),
+    "devices": list,
+}
+
+
+def known(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """An environment from a file without what is of another kind than `environment` gives."""
+    kinds = {name: (int, float) if name.endswith("_bytes") else KINDS.get(name, object) for name in environment}
+    kept = {name: value for name, value in environment.items() if value is None or isinstance(value, kinds[name])}
+    if devices := kept.get("devices"):
+        devices = [known(device) for device in devices if isinstance(device, dict)]
+        kept["devices"] = [device for device in devices if device.get("name") and device.get("kind")]
+    return {name: known(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
 def state() -> dict[str, Any]:
     """What of the environment changes while a notebook runs."""
     import torch

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import types
@@ -109,8 +110,12 @@ def test_a_wrong_command_line_is_answered_in_one_line(command, arguments, part):
     assert err.startswith("gnnlab") and part in err and "--help" in err
 
 
+CLOSED = [("params 01 >&-", 0), ("params 01 2>&-", 0), ("params 01 | exit 0", 1), ("params 99 2>/dev/full", 2)]
+CLOSED += [("infer --device cpu 2>&- <&-", 0), ("infer --device cpu --batch 2>&- <&-", 0)]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell and its channels")
-@pytest.mark.parametrize(("way", "code"), [("params 01 >&-", 0), ("params 01 2>&-", 0), ("params 01 | exit 0", 1)])
+@pytest.mark.parametrize(("way", "code"), CLOSED)
 def test_a_closed_channel_and_a_python_without_docstrings_are_no_traceback(repository, way, code):
     command = f"set -o pipefail; PYTHONOPTIMIZE=2 '{sys.executable}' -m gnnlab {way}"
     done = subprocess.run(["bash", "-c", command], cwd=repository, capture_output=True, text=True, timeout=100)
@@ -168,7 +173,9 @@ def judged(monkeypatch):
 def test_claims_prints_the_report_as_tables_as_json_and_computed_again(command, repository, judged):
     assert command("claims") == (0, "tables of quick\n", "")
     assert command("claims", "--json") == (0, '"quick"\n', "")
-    (repository / "elsewhere").mkdir()
+    run = repository / "elsewhere/01_profile_bottlenecks/0001/result.json"
+    run.parent.mkdir(parents=True)
+    run.touch()
     assert command("claims", "elsewhere") == (0, "tables of elsewhere\n", "")
     assert command("claims", "--recompute") == (0, "all\n", "")
     judged.problems = ["gat.compile: stored 2, computed again 1", "a.json is damaged"]
@@ -183,6 +190,21 @@ def test_a_character_that_the_terminal_does_not_know_is_no_error(repository, jud
     assert narrow.buffer.getvalue().decode("cp1252").split() == ["±5", "%", "?"]
 
 
+@pytest.mark.parametrize("name", ["claims", "report"])
+@pytest.mark.parametrize(
+    ("folder", "part"),
+    [
+        (".", "holds no runs of notebooks; name a folder of outputs"),
+        ("", "holds no runs of notebooks; name a folder of outputs"),
+        (os.devnull, "holds no runs of notebooks; name a folder of outputs"),
+        ("~nobody-of-that-name/x", "nor a folder with *.yaml"),
+    ],
+)
+def test_what_holds_no_results_is_refused(command, repository, name, folder, part):
+    code, out, err = command(name, folder)
+    assert code == 2 and out == "" and part in err and err.count("\n") == 1
+
+
 def test_compare_takes_folders_and_names_of_parameter_sets(command, repository, monkeypatch):
     compared, found = [], compare.RunComparison("a", "b", [], [], [])
     monkeypatch.setattr(compare, "compare", lambda a, b: compared.append((a, b)) or found)
@@ -191,8 +213,9 @@ def test_compare_takes_folders_and_names_of_parameter_sets(command, repository, 
     assert command("compare", "quick", "elsewhere") == (0, "table\n", "")
     assert command("compare", "elsewhere", "quick", "--json")[1].startswith('{\n "run_a": "a"')
     assert compared[0] == (repository / "outputs/quick", Path("elsewhere"))
-    code, _, err = command("compare", "quick", "nowhere")
-    assert code == 2 and "'nowhere'" in err and len(err.splitlines()) == 1
+    for name in ("nowhere", "~nobody-of-that-name/x"):
+        code, _, err = command("compare", "quick", name)
+        assert code == 2 and f"'{name}'" in err and len(err.splitlines()) == 1
 
 
 def test_a_table_is_not_cut_in_a_file_and_a_column_in_which_nothing_stands_is_left_out(command, repository, judged):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from codecs import BOM_UTF8
 from io import BytesIO
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def run(arguments: Namespace) -> int:
         lines = BytesIO(Path(arguments.batch).read_bytes())
     predictor = Predictor(arguments.model_type, arguments.device, "int8" if arguments.quantize else "fast")
     say(f"gnnlab: device {predictor.why_device}")
-    states = ((number, check_or_error(line)) for number, line in enumerate(lines, start=1) if line.strip())
+    numbered = ((n, line if n > 1 else line.removeprefix(BOM_UTF8)) for n, line in enumerate(lines, start=1))
+    states = ((number, check_or_error(line)) for number, line in numbered if line.strip())
     if arguments.batch:
         states = list(states)
         decisions = iter(predictor.decide([state for _, state in states if not isinstance(state, GnnlabError)]))
@@ -59,7 +61,8 @@ def run(arguments: Namespace) -> int:
             decision = next(decisions) if arguments.batch else predictor.decide([state])[0]
             answer = {"node_id": decision.node_id, "node": decision.node, "score": decision.score}
         print(json.dumps({"line": number, **answer}), flush=not arguments.batch)
-    of_nodes = f" of {min(sizes)} to {max(sizes)} nodes, {len(FEATURES)} features each" if sizes else ""
+    ends = " to ".join(map(str, sorted({min(sizes), max(sizes)}))) if sizes else ""
+    of_nodes = f" of {ends} node{'s' * (ends != '1')}, {len(FEATURES)} features each" if sizes else ""
     unread = f"; {failed} line{'s' * (failed != 1)} could not be read" if failed else ""
     say(f"gnnlab: read {len(sizes)} state{'s' * (len(sizes) != 1)}{of_nodes}{unread}")
     return FAILED if failed else OK

@@ -6,6 +6,7 @@ Each is a function, whose docstring is the help; `COMMANDS` has what adds its op
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from dataclasses import asdict
@@ -31,8 +32,20 @@ def results_at(word: str, *, named: bool = False) -> Path:
     """A folder or file of results, or the folder of a parameter set, which `word` is if `named`."""
     from gnnlab.lab import discovery
 
-    path = Path(word).expanduser()
+    path = Path(os.path.expanduser(word))  # noqa: PTH111  Path's raises where there is no home
     return path if path.exists() and not named else discovery.results_of(word)
+
+
+def _chosen(arguments: Namespace) -> Path:
+    """The folder of results that is named, else that of the parameter set. Raises `GnnlabError`: there is none."""
+    from gnnlab.lab import results
+
+    if arguments.folder is None:
+        return results_at(arguments.params, named=True)
+    folder = results_at(arguments.folder).resolve()
+    if not results.paths(folder):
+        raise GnnlabError(f"{folder} holds no runs of notebooks; name a folder of outputs, such as outputs/lab")
+    return folder
 
 
 def _numbers(parser: ArgumentParser) -> None:
@@ -109,12 +122,9 @@ def report(arguments: Namespace) -> int:
       gnnlab report --params full
       gnnlab report outputs/lab                    what notebooks wrote in JupyterLab, or by papermill alone
     """
-    from gnnlab.lab import discovery, report, results
+    from gnnlab.lab import report
 
-    folder = Path(arguments.folder).resolve() if arguments.folder else discovery.results_of(arguments.params)
-    if arguments.folder and not results.paths(folder):
-        raise GnnlabError(f"{folder} holds no runs of notebooks; name a folder of outputs, such as outputs/lab")
-    print(report.build_site(folder))
+    print(report.build_site(_chosen(arguments)))
     return 0
 
 
@@ -139,7 +149,7 @@ def claims(arguments: Namespace) -> int:
     """
     from gnnlab.lab import claims_report
 
-    folder = results_at(arguments.folder or arguments.params, named=arguments.folder is None)
+    folder = _chosen(arguments)
     if arguments.recompute:
         follows, lines = claims_report.recompute(folder)
         show("\n".join(lines))
@@ -162,7 +172,8 @@ def of_report(judged: ClaimsReport) -> Group:
             parts += [table(title, CLAIMS, map(_claim, rows), right=("n", "runs")), Text(f"{title}: {counted}\n")]
     missing = Counter(claim.notebook for claim in judged.missing)
     lines = [f"not measured here: {n} of notebook {notebook}" for notebook, n in sorted(missing.items())]
-    return Group(*parts, Text("\n".join([*lines, *judged.problems])))
+    lines += [f"left out: {problem}" for problem in judged.problems]
+    return Group(*parts, Text("\n".join(lines)))
 
 
 def _claim(row: ClaimResult) -> tuple[Any, ...]:

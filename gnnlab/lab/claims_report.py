@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
-from gnnlab.errors import Untestable
+from gnnlab.errors import GnnlabError, Untestable, first_wrong
 from gnnlab.files import read_json
 from gnnlab.measure import estimates
 from gnnlab.measure.estimates import Estimate
+from gnnswap.errors import one_line
 
 from . import ratios, results
 from .claims import RATIOS, Claim, Evidence, Verdict, catalogue, documents, evaluate, verdict
@@ -217,13 +218,18 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
     how many do.
 
     Every row with samples and every summary is computed again, every ratio of a race too, and the verdicts are compared
-    with `claims.json`. Raises `GnnlabError` where that is missing.
+    with `claims.json`. What cannot be read is a line, too. Raises `GnnlabError` where there is no `claims.json`.
     """
     runs, problems = results.runs_of(folder)
     rows = [(result, row, table) for of_notebook in runs.values() for result, table in of_notebook for row in table]
     problems += [f"{result.notebook}: {line}" for result, row, table in rows for line in differences(row, table)]
-    claims = read_json(Path(folder) / RECORD, "gnnlab report writes it")["claims"]
-    stored, now = {row["id"]: ClaimResult(**row) for row in claims}, _rows(runs)
+    now = _rows(runs)
+    try:
+        stored = _stored(Path(folder) / RECORD)
+    except GnnlabError as error:
+        if not (Path(folder) / RECORD).exists():
+            raise
+        stored, problems = now, [*problems, str(error)]
     for id in dict.fromkeys([*stored, *now]):
         one, other = stored.get(id), now.get(id)
         if not (one and other and one.verdict is other.verdict and _same(one.numbers, other.numbers)):
@@ -234,20 +240,44 @@ def recompute(folder: Path) -> tuple[bool, list[str]]:
     return not problems, problems or [f"{summary}; claims and goals judged again: {len(now)}; all is as stored"]
 
 
+class _Record(BaseModel):
+    claims: list[ClaimResult]
+
+
+def _stored(path: Path) -> dict[str, ClaimResult]:
+    """The claims of a file that `ClaimsReport.to_dict` gave. Raises `GnnlabError`: there is none, or it is damaged."""
+    remedy = "gnnlab report writes it"
+    try:
+        return {row.id: row for row in _Record.model_validate(read_json(path, remedy)).claims}
+    except ValidationError as error:
+        wrong = ": ".join(filter(None, first_wrong(error)))
+        raise GnnlabError(f"{path} is not a claims report of this version: {wrong}; {remedy}") from None
+
+
 def differences(row: Row, table: Table) -> list[str]:
     """What of a row does not follow from its samples or, of a summary, from its rows; a line each."""
-    samples, pairs = table.samples_of(row), []  # what was stored, and what it comes from
-    if row.study.endswith(ratios.SUMMARY) and row.status == "ok":
+    try:
+        unlike = [(stored, again) for stored, again in _pairs(row, table) if not _same(astuple(stored), astuple(again))]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # of keys that say no summary, for one
+        return [f"{row.label}: cannot be computed again: {one_line(error)}"]
+    return [f"{row.label}: stored {stored}, computed again {again}" for stored, again in unlike]
+
+
+def _pairs(row: Row, table: Table) -> list[tuple[Estimate, Estimate]]:
+    """What was stored of a row, and what it comes from."""
+    samples, pairs = table.samples_of(row), []
+    if row.status != "ok":
+        return pairs
+    if row.study.endswith(ratios.SUMMARY):
         again = ratios.summarized(table, row.study.removesuffix(ratios.SUMMARY), row.variant, **row.keys)
         pairs.append((row.estimate, again.estimate))
     elif samples is not None and row.statistic in estimates.STATISTICS:
         pairs.append((row.estimate, estimates.summary(samples, row.statistic)))
-        with suppress(Untestable):  # its baseline has no samples
-            pairs += [
-                (row.gain, cell.ratio) for cell in ratios.of_cells(table, [row], table.select(row.study)) if row.gain
-            ]
-    unlike = [(stored, again) for stored, again in pairs if not _same(astuple(stored), astuple(again))]
-    return [f"{row.label}: stored {stored}, computed again {again}" for stored, again in unlike]
+        baseline = table.select(row.study, row.baseline, row.keys) if row.gain else []
+        if row.gain and not (baseline and table.samples_of(baseline[0]) is None):  # then its ratio has none
+            cells = ratios.of_cells(table, [row], table.select(row.study))
+            pairs += [(row.gain, cell.ratio) for cell in cells]
+    return pairs
 
 
 def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:

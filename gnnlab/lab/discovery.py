@@ -34,6 +34,7 @@ NAMES = (  # whatever else lies in notebooks/ (copies, drafts, executed notebook
 )
 LAB, QUICK = "outputs/lab", "outputs/quick"  # below the repository: the default of each notebook, and of `gnnlab run`
 _LINE = re.compile(r"(\w+) *: *((?:list\[)?(?:int|float|str|bool)\]?) *= *(.+?) *# *(.+?)(?:; *(\S+\.\.\S*|\S+\|\S+))?")
+_NUMBER = re.compile(r"\s*[-+]?(\d*|\d{1,3}(_\d{3})+)(\.\d*)?(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
 
 
@@ -60,10 +61,11 @@ def notebooks(root: Path, wanted: Sequence[str] = ()) -> list[Path]:
     """
     there = [path for name in NAMES if (path := root / "notebooks" / f"{name}.ipynb").exists()]
     known = {word: path for path in there for word in (path.stem, path.stem[:2], path.stem[:2].lstrip("0"))}
-    for word in wanted:
-        if Path(word).stem not in known:
+    names = [re.split(r"[/\\]", word)[-1].removesuffix(".ipynb") for word in wanted]
+    for name, word in zip(names, wanted, strict=True):
+        if name not in known:
             raise GnnlabError(f"there is no notebook {word!r}; there are: {', '.join(path.stem for path in there)}")
-    chosen = [known[Path(word).stem] for word in wanted] or there
+    chosen = [known[name] for name in names] or there
     return [path for path in there if path in chosen]
 
 
@@ -94,7 +96,7 @@ class Parameter:
         if kind == self.type:
             return self._element(kind, value)
         if isinstance(value, str):
-            with suppress(yaml.YAMLError):  # what is no YAML is refused as it stands
+            with suppress(yaml.YAMLError, RecursionError):  # what is no YAML is refused as it stands
                 value = yaml.load(value, yaml.BaseLoader)
         if not isinstance(value, list | tuple) or (self.default and not value):
             raise GnnlabError(f"{self.name}: got {quoted(value)}; allowed is a list as [a, b], of {WORDS[kind]} each")
@@ -118,7 +120,7 @@ def _read(kind: str, value: Any) -> Any:
         return {"true": True, "false": False}[str(value).lower()]
     if kind == "str" and isinstance(value, str):
         return value
-    if kind == "str" or isinstance(value, bool):
+    if kind == "str" or isinstance(value, bool) or (isinstance(value, str) and not _NUMBER.fullmatch(value)):
         raise TypeError
     number = float(value)
     if not math.isfinite(number) or (kind == "int" and number != int(number)):
@@ -130,7 +132,7 @@ def _contents(path: Path) -> dict[str, Any]:
     """The JSON of a notebook. Raises `GnnlabError` where the file is none."""
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise GnnlabError(f"{path} is not a notebook of format 4 (.ipynb, JSON)") from None
 
 
@@ -188,7 +190,7 @@ def read_parameters(path: Path, declared: Mapping[str, Parameter]) -> dict[str, 
         if tree and len(tree.value) > len(values):
             raise GnnlabError(f"a name stands twice; it has {', '.join(name.value for name, _ in tree.value)}")
         checked = check_parameters(values, declared)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise GnnlabError(f"{path} is not YAML in UTF-8 ({why}); write `name: value` lines") from None
     except GnnlabError as error:
@@ -238,7 +240,8 @@ def request(numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[s
     if not any(params.glob("*.yaml")):
         sets = ", ".join(sorted(folder.name for folder in (base / "params").iterdir() if folder.is_dir()))
         raise GnnlabError(f"there is no parameter set {params_set!r}, nor a folder with *.yaml; sets are {sets}")
-    for file in sorted(params.glob("*.y*ml")):
+    files = sorted(params.glob("*.y*ml"))  # also links that lead nowhere, which cannot be read
+    for file in files:
         if file.name not in (known := [f"{name}.yaml" for name in NAMES]):
             raise GnnlabError(f"{file} belongs to no notebook{meant(file.name, known)}")
     chosen = notebooks(base, numbers)
@@ -251,10 +254,10 @@ def request(numbers: Sequence[str], params_set: str, overrides: Sequence[tuple[s
     values, folders = {}, set()
     for stem, schema in schemas.items():
         file = params / f"{stem}.yaml"
-        given = read_parameters(file, schema) if file.exists() else {}
+        given = read_parameters(file, schema) if file in files else {}
         own = {name: text for name, text in overrides if name in schema}
         values[stem] = check_parameters(usual | given | own, schema)
-        folders |= {values[stem]["output_dir"]} if file.exists() else set()
+        folders |= {values[stem]["output_dir"]} if file in files else set()
     if len(folders) > 1:
         raise GnnlabError(f"the parameters of {params} name different output_dir; one run has one folder")
     (output_dir,) = folders or usual.values()

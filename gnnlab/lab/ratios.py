@@ -85,11 +85,16 @@ def _of_cell(table: Table, cell: Mapping[str, Row], variants: Sequence[Row], ove
         min(rows, key=lambda row: float(np.median(times[row.variant][::2]))) for rows in (variants, baselines)
     )
     judged = slice(1, None, 2) if len(variants) > 1 or len(baselines) > 1 else slice(None)
+    if np.min([times[baseline.variant], times[variant.variant]]) <= 0:
+        raise Untestable(f"samples of {study} are not above 0, and so have no ratio")
     ratio = estimates.ratio(times[baseline.variant][judged], times[variant.variant][judged])
     control = cell.get(CONTROL)
     noise = None if control is None or variant.variant == CONTROL else table.samples_of(control)
     if noise is not None:
-        ratio = ratio.widened(estimates.noise_floor(table.samples_of(cell[control.baseline]), noise))
+        of = None if control.baseline not in cell else table.samples_of(cell[control.baseline])
+        if of is None or len(of) != len(noise) or np.min([of, noise]) <= 0:
+            raise Untestable(f"the {CONTROL} control of {study} is not of the same rounds as its baseline")
+        ratio = ratio.widened(estimates.noise_floor(of, noise))
     return Cell(ratio, variant, baseline)
 
 

@@ -98,7 +98,8 @@ def own(values: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
     """The parameters that name something of the reader's own: no default, and nothing that is generated."""
 
     def names(value: Any) -> set[str]:
-        return {name for name in (value if isinstance(value, list) else [value]) if not name.startswith(GENERATED)}
+        each = map(str, value if isinstance(value, list) else [value])
+        return {name for name in each if not name.startswith(GENERATED)}
 
     there = [name for name in OWN if name in declared and name in values]
     return [name for name in there if names(values[name]) - names(declared[name].default)]
@@ -154,9 +155,9 @@ def _entry(out_dir: Path, stem: str, judged: ClaimsReport, write: bool) -> Noteb
     if failed:
         entry.failure = results.read(failed)
         entry.stopped = str(failed.with_name(results.NOTEBOOK).relative_to(out_dir))
-    if path is None:
+    if path is None and not entry.problems:  # what cannot be read may have been shown by it
         page.unlink(missing_ok=True)
-    else:
+    elif path is not None:
         entry.result = results.read(path)
         entry.rows = [row for row in judged.rows if row.notebook == stem[:2]]
         try:

@@ -19,16 +19,17 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
+from gnnlab import machine
 from gnnlab.errors import GnnlabError, first_wrong
 from gnnlab.files import LOCK, locked, write_json
 
 from .table import Row, Strict, Table
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3  # rows of some results of 2 are as in 3
 RESULT, SAMPLES, NOTEBOOK = "result.json", "samples.parquet", "notebook.ipynb"  # in the folder of a run
 MARK, UNFINISHED = ".gnnlab", ".run-"  # in every outputs folder; before the name of a run that is not in place
 END = "gnnlab_end"  # in the metadata of an output: later cells were not run
@@ -63,7 +64,7 @@ class ResultFile(Strict):
 
     model_config = ConfigDict(extra="ignore")  # fields of other versions
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2, 3] = SCHEMA_VERSION
     run: str
     notebook: str
     params_set: str
@@ -71,7 +72,7 @@ class ResultFile(Strict):
     reason: str | None = None  # why skipped, failed or timed out
     parameters: dict[str, Any]
     made_from: str = ""  # digest of the code and the files that it was made from; "" where not known
-    environment: dict[str, Any] = Field(default_factory=dict)
+    environment: Annotated[dict[str, Any], AfterValidator(machine.known)] = Field(default_factory=dict)
     rows: list[Row] = Field(default_factory=list)
     figures: list[FigureRecord] = Field(default_factory=list)
     started: str  # ISO 8601, UTC
@@ -147,9 +148,15 @@ def write(path: Path, result: ResultFile, table: Table | None = None) -> None:
 def read(path: Path) -> ResultFile:
     """Read a result file; `GnnlabError` says in one line what is wrong with it."""
     try:
-        return ResultFile.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        return ResultFile.model_validate_json(content)
+    except OSError as error:
+        raise GnnlabError(f"could not read {path}: {error.strerror}; run it again") from None
     except ValidationError as error:
         wrong = ": ".join(filter(None, first_wrong(error)))
+        version = re.search(rb'"schema_version": *(\d{1,9})\b', content)
+        if version and int(version[1]) != SCHEMA_VERSION:
+            wrong += f" (it is of version {int(version[1])}, this one writes {SCHEMA_VERSION})"
         raise GnnlabError(f"{path} is not a result file of this version: {wrong}; run it again") from None
 
 

@@ -218,9 +218,15 @@ class Table:
         rows = list(self)
         try:
             for place, part in pd.read_parquet(path).groupby("row", sort=False):
-                self.put(rows[place], part["value"].to_numpy())
-        except (OSError, ValueError, LookupError) as error:
-            reason = getattr(error, "strerror", None) or "they are not those of their result file"
+                if place not in range(len(rows)):
+                    raise LookupError
+                values = part["value"].to_numpy()
+                if not np.isfinite(values).all():
+                    raise GnnlabError(f"{rows[place].label}: one of its samples is no finite number")
+                self.put(rows[place], values)
+        except (OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
+            reason = str(error) if isinstance(error, GnnlabError) else getattr(error, "strerror", None)
+            reason = reason or "they are not those of their result file"
             raise GnnlabError(f"could not read the samples {path}: {reason}; run the notebook again") from None
 
 

@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -40,6 +41,7 @@ from gnnswap.errors import one_line, quoted
 log = logging.getLogger("gnnlab.serving")
 MOST_REQUESTS = 512  # in the service at once, bodies that are still coming included; more: 503
 COMPRESSED_FROM = 1000  # bytes of an answer, as in S2
+MOST_UNREAD, UNREAD_S = 64 << 20, 2.0  # bytes of a body that is too long, and how long it is read on
 LARGE = 16 << 10  # bytes of a body that is checked beside the event loop, and of an answer that is compressed there
 OPTIONS = {"model_type": MODEL_TYPES, "scores": ("true", "false")}
 JSON, CLOSE = b"application/json", [(b"connection", b"close")]
@@ -277,9 +279,21 @@ async def _body(kind: bytes, receive: Any, most_bytes: int) -> bytes:
             raise Refused(400, "the client hung up")  # nobody reads it
         body += message.get("body", b"")
         if len(body) > most_bytes:
+            await _read_on(receive, message)
             raise Refused(413, f"the body is longer than the {most_bytes} bytes allowed", CLOSE)
         more = message.get("more_body", False)
     return body
+
+
+async def _read_on(receive: Any, message: dict[str, Any]) -> None:
+    """What a client still sends, dropped: many read no answer before they have sent all, and a connection that is
+    closed with some of it unread is reset."""
+    left = MOST_UNREAD
+    with suppress(TimeoutError):
+        async with asyncio.timeout(UNREAD_S):
+            while message.get("more_body") and left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
 
 
 @lru_cache(maxsize=1)

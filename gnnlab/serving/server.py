@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import uvicorn
+from uvicorn.server import STARTUP_FAILURE
 
 from gnnlab.child import describe_exit, end_with_parent
 from gnnlab.errors import GnnlabError
@@ -115,6 +116,14 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        try:
+            for sock in sockets or ():  # where another process listens there, uvloop closes them in silence
+                sock.listen(self.config.backlog)
+        except OSError:
+            address = _address(self._app.settings.host, self._app.settings.port)
+            log.error("cannot listen at %s: another process does now; choose another", address)
+            await self.lifespan.shutdown()
+            sys.exit(STARTUP_FAILURE)
         if self._ready is not None:
             self._ready.value = 1
 
@@ -163,6 +172,7 @@ def _supervise(listener: socket.socket, count: int) -> int:
             if not failed:
                 workers[place] = worker_at(place)
                 workers[place].start()
+    listener.close()  # else the system would take connections on after the last worker has stopped to
     for worker in workers:
         worker.terminate()
     for worker in workers:

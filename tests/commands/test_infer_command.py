@@ -62,6 +62,12 @@ def test_batch_reads_a_file_or_standard_input_and_lines_may_end_as_on_windows(in
     assert together[0] == 0 and [a["node_id"] for a in together[1]] == [a["node_id"] for a in one_by_one[1]]
 
 
+def test_a_byte_order_mark_before_the_first_line_costs_no_line_and_one_size_is_said_once(infer):
+    code, answers, err = infer([b"\xef\xbb\xbf" + GOOD[1]])
+    assert code == 0 and len(answers) == 1 and err.endswith("read 1 state of 4 nodes, 7 features each\n")
+    assert "read 1 state of 1 node, 7" in infer([GOOD[0]])[2]
+
+
 def test_the_message_names_node_and_field(infer):
     _, answers, _ = infer([BAD_FIELD])
     assert answers == [{"line": 1, "error": "node 'node_0': Expected `float` <= 1.0 - at `$.nodes[0].cpu_util`"}]

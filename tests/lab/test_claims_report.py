@@ -2,7 +2,9 @@
 
 import io
 import json
+import math
 
+import pandas as pd
 import pytest
 import run_folders
 from refusals import refused
@@ -159,7 +161,7 @@ def test_claims_and_goals_stand_apart_each_with_its_counts_and_what_could_not_be
     assert "claims: reproduced 2, untestable here 1" in of_claims and "goal." not in of_claims
     assert cells["goal.gat"][0] == "at least 1.5×" and "goals: met 1, missed 1" in of_goals
     assert "not measured here: 1 of notebook 02" in of_goals
-    assert "02_x/a/result.json is not a result file of this version" in of_goals
+    assert "left out: " in of_goals and "02_x/a/result.json is not a result file of this version" in of_goals
     assert claims_report.judge(stored).to_dict()["not_measured"] == ["other.claim"]
 
 
@@ -189,6 +191,62 @@ def test_a_digit_that_was_changed_is_named_with_the_verdict_that_rests_on_it(sto
     write_json(stored / file, content)
     follows, lines = claims_report.recompute(stored)
     assert not follows and any(each.startswith(line) for each in lines)
+
+
+def rewritten(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (dict.clear, "claims: Field required"),
+        (lambda of: of.update(claims=None), "claims: Input should be a valid list"),
+        (lambda of: of["claims"][0].pop("id"), "claims.0.id: Field required"),
+        (lambda of: of["claims"][1].update(more=1), "claims.1.more: Extra inputs are not permitted"),
+        (lambda of: of["claims"][0].update(verdict="true"), "claims.0.verdict: Input should be 'reproduced'"),
+        (lambda of: of["claims"][0].update(value=math.nan), "claims.0.value: Input should be a finite number"),
+    ],
+)
+def test_a_report_that_was_edited_is_a_line_beside_what_else_does_not_follow(stored, change, part):
+    rewritten(stored / "01_a/b/result.json", lambda of: of["rows"][2].update(value=of["rows"][2]["value"] * 1.001))
+    rewritten(stored / claims_report.RECORD, change)
+    follows, (row, report) = claims_report.recompute(stored)
+    assert not follows and row.startswith("01_a: gat_layer, a: gnnlab: stored")
+    assert (
+        "claims.json is not a claims report of this version: " + part in report and "gnnlab report writes it" in report
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            lambda rows: rows[2].update(baseline="nobody"),
+            "01_a: gat_layer, a: gnnlab: cannot be computed again: needs no",
+        ),
+        (lambda rows: rows[1].update(baseline="nobody"), "01_a: gat_layer, a: A/A: cannot be computed again: needs no"),
+        (lambda rows: rows[3]["keys"].update(how="best"), "01_a: gat_layer_summary, best: gnnlab: cannot be computed"),
+        (lambda rows: rows[3]["keys"].update(table=1), "01_a: gat_layer_summary, worst, 1: gnnlab: cannot be computed"),
+    ],
+)
+def test_a_row_that_cannot_be_computed_again_is_named(stored, change, line):
+    rewritten(stored / "01_a/b/result.json", lambda of: change(of["rows"]))
+    follows, lines = claims_report.recompute(stored)
+    assert not follows and any(each.startswith(line) for each in lines), lines
+
+
+@pytest.mark.parametrize("by", [math.nan, math.inf, 0.0, -1.0])
+def test_samples_that_are_no_times_leave_a_line_and_no_number(stored, by):
+    for run in "abc":
+        file = stored / f"01_a/{run}/samples.parquet"
+        frame = pd.read_parquet(file)
+        frame.assign(value=frame["value"].where(frame["sample"] > 10, by)).to_parquet(file)
+    judged, (follows, lines) = claims_report.judge(stored), claims_report.recompute(stored)
+    assert not follows and any("01_a" in line and "gat_layer, a: " in line for line in lines)
+    assert all(row.value is None or math.isfinite(row.value) for row in judged.rows)
 
 
 def test_a_report_that_is_missing_is_one_line(stored):

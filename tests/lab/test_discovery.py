@@ -62,7 +62,8 @@ def test_notebooks_are_chosen_by_number_name_or_path_and_stay_in_order(repositor
 
     for word in ("01", "1", FIRST, f"notebooks/{FIRST}.ipynb"):
         assert chosen("2", word, "02") == chosen() == ["01", "02"] and chosen(word) == ["01"]
-    assert f"there is no notebook '4'; there are: {FIRST}, {SECOND}" in refused(chosen, "1", "4")
+    for word in ("4", "01.ipynb/", "01.txt", f"{FIRST}/", ""):
+        assert f"there is no notebook {word!r}; there are: {FIRST}, {SECOND}" in refused(chosen, "1", word)
 
 
 def test_a_parameter_set_is_a_name_or_a_folder_with_files(repository, tmp_path_factory):
@@ -100,6 +101,14 @@ def test_a_file_that_is_wrong_or_belongs_to_no_notebook_is_refused(repository, n
     (repository / "params/quick" / name).write_text("")
     message = refused(values)
     assert f"{name} belongs to no notebook" in message and hint in message
+
+
+def test_a_file_that_is_a_link_to_nowhere_is_not_taken_for_none(repository):
+    file = repository / f"params/quick/{FIRST}.yaml"
+    file.unlink()
+    file.symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError):
+        values()
 
 
 def test_results_go_to_the_folder_of_the_set_or_where_parameters_say(repository, monkeypatch):
@@ -211,6 +220,11 @@ def test_values_are_understood_by_their_type(name, given, understood):
         ("graph", 5, "got 5; allowed is a text"),
         ("nodes", [], "got []; allowed is a list"),
         ("nodes", "[1,", "got '[1,'; allowed is a list"),
+        ("nodes", "[" * 5000, "...; allowed is a list"),
+        ("hidden", "１２８", "got '１２８'; allowed is a whole number"),
+        ("hidden", "1_28", "got '1_28'; allowed is a whole number"),
+        ("nodes", "[１]", "got '１'; allowed is a whole number"),
+        ("rate", "0.٥", "got '0.٥'; allowed is a number"),
         ("nodes", [1, 0], "got 0; allowed is a whole number, 1.."),
         ("hiden", 1, "unknown parameter 'hiden' (did you mean hidden?)"),
         (5, 1, "unknown parameter 5; known are graph, local"),
@@ -248,6 +262,7 @@ def test_any_value_is_understood_or_refused_and_never_passed_on(name, value):
         (b"hidden: [1", 'not YAML in UTF-8 (while parsing a flow sequence in "<unicode string>", line 1'),
         (b"\xff\x00", "not YAML in UTF-8"),
         (b"hidden: 9\x00", "not YAML in UTF-8"),
+        (b"nodes: " + b"[" * 5000, "not YAML in UTF-8"),
         (b"hidden: 9\nhidden: 10", "a name stands twice; it has hidden, hidden"),
         (b"hidden: 4", "hidden: got '4'"),
         (b"hiden: 9", "did you mean hidden?"),

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -42,11 +43,17 @@ def replaced(old, new):
     return lambda path: path.write_text(path.read_text().replace(old, new))
 
 
+def older(path):
+    """As it was written before rows had `variant`."""
+    path.write_text(path.read_text().replace('"schema_version": 3', '"schema_version": 2').replace("variant", "form"))
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
         (replaced('"value": 2.0', '"value": 3.5'), r"rows\.0"),  # a row that contradicts itself
-        (replaced('"schema_version": 2', '"schema_version": 1'), "schema_version: Input should be 2"),
+        (replaced('"schema_version": 3', '"schema_version": 1'), "schema_version: Input should be 2"),
+        (older, r"variant: Field required \(it is of version 2, this one writes 3\)"),
         (lambda path: path.write_bytes(b"\x00\xff"), "JSON"),
     ],
 )
@@ -58,13 +65,33 @@ def test_a_damaged_file_is_refused_in_one_line_that_says_what_to_do(tmp_path, re
         results.read(path)
 
 
+def test_a_folder_in_the_place_of_a_result_file_is_a_line(tmp_path):
+    with refused("could not read .*result.json: Is a directory; run it again" if os.name == "posix" else "could not"):
+        (tmp_path / "result.json").mkdir()
+        results.read(tmp_path / "result.json")
+
+
+def edited(of="row", by=str):
+    """Samples of the result, a column of them changed."""
+
+    def change(path):
+        frame = pd.read_parquet(path)
+        frame.assign(**{of: frame[of].map(by)}).to_parquet(path)
+
+    return change
+
+
+EDITED = [edited(), edited(by=float), edited(by=lambda _: -1), edited("value", str), edited("value", lambda _: None)]
+EDITED += [edited("value", lambda value, odd=odd: odd if value == 2 else value) for odd in (math.nan, math.inf)]
+
+
 def of_another_result(path):
     other = Table()
     put(other, "s", {}, "PyG", [1.0, 2.0])
     other.write_samples(path)
 
 
-@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"PAR1"), of_another_result, Path.unlink])
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"PAR1"), of_another_result, Path.unlink, *EDITED])
 def test_samples_that_are_damaged_or_missing_or_of_another_result_are_refused(tmp_path, result_file, change):
     path = tmp_path / "01_a/1/result.json"
     results.write(path, result_file(), table())

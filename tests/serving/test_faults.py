@@ -139,6 +139,46 @@ def test_a_signal_ends_it_in_order_and_its_last_lines_say_what_became_of_each_de
     assert ("1", "1") in ends and len(ends) <= int(workers)  # a worker that was still starting has nothing to say
 
 
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere the second cannot even bind")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_of_two_that_start_on_one_port_at_once_one_answers_and_the_other_says_in_a_line_that_it_cannot(workers):
+    port = str(free_port())
+    with contextlib.ExitStack() as running:
+        both = [running.enter_context(serve("--port", port, "--workers", workers)) for _ in range(2)]
+        for one in both:
+            running.callback(one.kill)
+        until(lambda: any(one.poll() is not None for one in both), 100)
+        loser, winner = sorted(both, key=lambda one: one.poll() is None)
+        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+        winner.terminate()
+        _, logged = loser.communicate(timeout=60)
+        assert winner.wait(60) == 0
+    assert loser.returncode not in (0, None) and "Traceback" not in logged
+    assert f"cannot listen at http://127.0.0.1:{port}: " in logged and "choose another" in logged
+
+
+@pytest.mark.skipif(os.name != "posix", reason="it ends by a signal")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_once_the_workers_have_stopped_to_listen_a_connection_is_refused_though_answers_are_under_way(workers):
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
+    with serve("--workers", workers, GNNLAB_SERVE_DEADLINE_S="10") as process, contextlib.ExitStack() as running:
+        running.callback(process.kill)
+        address = "127.0.0.1", urlsplit(process.stdout.readline().split()[3]).port
+        until(lambda: not refuses(address))
+        with socket.create_connection(address) as waiting:
+            waiting.sendall(head)
+            waiting.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                waiting.recv(1)
+            process.terminate()
+            until(lambda: refuses(address), 5)
+            waiting.sendall(b'{"x": 10}')
+            waiting.settimeout(20)
+            assert waiting.recv(100).startswith(b"HTTP/1.1 422")
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
 OWNER = """
 import sys, time
 from pathlib import Path

@@ -1,10 +1,12 @@
 """What a client sees of a real service on the loopback, with Redis where it is installed."""
 
+import contextlib
 import json
 import re
 import shutil
 import socket
 import sqlite3
+from http.client import HTTPConnection
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -189,6 +191,31 @@ def test_what_has_no_end_is_given_up(url, kind):
 def test_a_head_is_refused_by_its_length(url):
     assert raw(url, request(GOOD, *["a: " + "b" * 1000] * 70)).startswith(b"HTTP/1.1 431")
     assert raw(url, request(GOOD, *["a: " + "b" * 1000] * 50)).startswith(b"HTTP/1.1 200")
+
+
+MANY = b"GET /health HTTP/1.1\r\nhost: localhost\r\na: " + b"a" * 200_000
+
+
+@pytest.mark.parametrize("behind", [b"garbage\r\n\r\n", b"\0" * 100, MANY, MANY * 20, None])
+def test_a_whole_request_is_answered_whatever_comes_behind_it_and_if_nothing_can(url, behind):
+    place, asked = urlsplit(url), request() * 2
+    with socket.create_connection((place.hostname, place.port), 10) as connection:
+        connection.sendall(asked + (behind or b""))
+        if behind is None:
+            connection.shutdown(socket.SHUT_WR)  # as `nc -N` does
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):  # what came behind it may be unread
+            while data := connection.recv(65536):
+                answer += data
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200"] and answer.count(b"connection: close") == 1
+
+
+def test_a_client_that_sends_all_of_a_body_that_is_too_long_before_it_reads_sees_why_it_is_refused(url):
+    for _ in range(3):
+        connection = HTTPConnection(urlsplit(url).netloc, timeout=20)
+        connection.request("POST", "/predict", body=b" " * (10 << 20), headers=JSON)
+        assert connection.getresponse().status == 413
+        connection.close()
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/ready", "/metrics", "/openapi.json"])
