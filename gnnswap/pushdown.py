@@ -66,8 +66,6 @@ class Trace:
 class DeferredRows:
     """Rows of edges (E, F), in the order given, as blocks of columns."""
 
-    __class__ = property(lambda self: Tensor)  # for `isinstance` in a message
-
     def __init__(self, graph: Neighbours, trace: Trace, *blocks: Block) -> None:
         self.graph, self.trace, self.blocks = graph, trace, blocks
         self._rows: Tensor | None = None

@@ -138,7 +138,6 @@ LATE = {
 LATE_FACTORS = {
     "numbers that equal one": lambda rows: rows == rows[0, 0],
     "rows that differ": lambda rows: rows != rows.detach(),
-    "a class": lambda rows: 3 if isinstance(rows, torch.Tensor) else 5,
     "magnitudes": lambda rows: abs(rows),
     "remainders": lambda rows: rows % 0.3,
     "a function of autograd": Sign.apply,
