@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("dropout_again")
         ("own_models:scales_its_weight", "changes its weight lin.weight"),
         ("own_models:writes_to_x", "changes its argument x"),
         ("own_models:gives_a_number", "returns float 3.0"),
-        ("own_models:gives_nothing", "returns no tensor"),
+        ("own_models:gives_nothing", "must return tensors"),
         ("own_models:gives_nan", "NaN"),
         ("own_models:not_there", "no function 'not_there'"),
         ("symptom_gat", "no module:factory"),
