@@ -229,7 +229,12 @@ class Lab:
         display(saved, metadata={"image/png": {"alt": alt, "name": name}})
 
     def say(self, *sentences: str) -> None:
-        """Show sentences that were computed from the numbers: Markdown, but a `_` at the end of a name is only that."""
+        """Show sentences that were computed from the numbers: Markdown, but a `_` at the end of a name is only that.
+
+        What a cell tagged "conclusion" says first leads the page. Without sentences nothing is shown.
+        """
+        if not sentences:
+            return
         parts = re.split(r"(`[^`]*`)", "\n\n".join(sentences))
         plain = [part if part.startswith("`") else re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", part) for part in parts]
         display(Markdown("".join(plain)))

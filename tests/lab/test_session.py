@@ -98,6 +98,14 @@ def test_a_run_by_hand_stands_alone_and_says_how_to_get_its_report(lab, monkeypa
     assert said[-1].endswith(": `gnnlab report outputs/quick`")
 
 
+def test_sentences_are_shown_as_markdown_and_nothing_where_there_are_none(lab, monkeypatch):
+    said = []
+    monkeypatch.setattr(session, "display", lambda shown, **_: said.append(shown.data))
+    lab.say(*())  # else an empty output would lead the page
+    lab.say("`a_` and b_")
+    assert said == ["`a_` and b\\_"]
+
+
 def test_outputs_may_go_below_the_home_of_the_user_and_under_the_runner_wait_where_it_says(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     mine = _session("~/mine")
