@@ -218,7 +218,10 @@ class Record:
     def _renew(self) -> None:
         self._before = [(module, type(module), _frozen(module)) for module in self.modules]
         self._shapes = [(module, *_shapes(module)) for module in self.modules]
-        self._tables = [(m._parameters, (*w.values(),), m._buffers, (*b.values(),)) for m, w, b in self._shapes]
+        tables = [(m._parameters, (*w.values(),)) for m, w, _ in self._shapes]
+        buffers = [(m._buffers, (*b.values(),)) for m, _, b in self._shapes]
+        self._empty = [table for table, shapes in (*tables, *buffers) if not shapes]
+        self._weights, self._buffers = ([one for one in of if one[1]] for of in (tables, buffers))
 
     def holds(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Is the state the same, with parameters of `dtype` on `device`?"""
@@ -233,19 +236,21 @@ class Record:
                 attributes = module.__dict__
                 if type(module) is not kind or attributes != (in_training if attributes["training"] else in_eval):
                     return False
-            for weights, shapes, buffers, of_buffers in self._tables:
-                if len(weights) != len(shapes) or len(buffers) != len(of_buffers):
+            for table in self._empty:
+                if table:
                     return False
-                for one, shape in zip(weights.values(), shapes, strict=True):
+            for table, shapes in self._weights:
+                for one, shape in zip(table.values(), shapes, strict=True):
                     if one is None or shape is None:
                         if one is not shape:
                             return False
                     elif one.dtype is not dtype or one.shape != shape or one.device != device or type(one) not in PLAIN:
                         return False
-                for one, shape in zip(buffers.values(), of_buffers, strict=True):
+            for table, shapes in self._buffers:
+                for one, shape in zip(table.values(), shapes, strict=True):
                     if (None if one is None else one.shape) != shape:
                         return False
-        except Exception:  # an attribute became a tensor, whose comparison has no truth value
+        except Exception:  # there are more weights or fewer; an attribute became a tensor, which has no truth value
             return False
         return True
 
