@@ -454,3 +454,14 @@ def test_edges_that_a_collective_wrote_are_seen(tmp_path):
         sender.join(30)
         assert torch.equal(edge_index, _other(edge_index))
         assert_same(fast(x, edge_index), original(x, edge_index))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's tracer looks at it
+@pytest.mark.parametrize(("name", "path"), [("GCN", "lin.bias"), ("SAGE", "lin_r.bias")])
+def test_a_bias_that_comes_after_compiling_is_seen(name, path):
+    original, fast = copies(name)
+    compiled = torch.compile(fast, backend="eager")
+    compiled(*graph())
+    for model in (original, fast):
+        replaced(model, path, nn.Parameter(torch.ones(OUT, dtype=torch.float64)))
+    assert_same(compiled(*graph()), original(*graph()))
